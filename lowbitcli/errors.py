@@ -1,4 +1,5 @@
-"""Every error a user can meet, as a tree; `console.report` prints them and turns them into exit codes.
+"""Every error a user can meet, as a tree; `console.report` prints them and turns them into exit
+codes.
 
     LowbitError
     ├── UsageError          2   the command line asks for something that makes no sense
@@ -9,10 +10,10 @@
     ├── OutputError         5   reading or writing failed: space, permission, an existing output
     ├── BusyError           6   another run holds the output
     ├── DeviceError         7   no such device, or it is out of memory
-    └── Interrupted       130/143   SIGINT or SIGTERM
+    └── StoppedError      130/143   SIGINT or SIGTERM
 
-Exit code 1 is no error: `verify` looked and found something wrong. 70 is a bug of ours, the only case
-in which a traceback is shown.
+Exit code 1 is no error: `verify` looked and found something wrong. 70 is a bug of ours, the only
+case in which a traceback is shown.
 """
 
 OK = 0
@@ -73,7 +74,7 @@ class DeviceError(LowbitError):
     exit_code = 7
 
 
-class Interrupted(LowbitError):
+class StoppedError(LowbitError):
     """The run was stopped by a signal; the exit code is 128 plus its number."""
 
     def __init__(self, signal_number: int, message: str, *, hint: str = "") -> None:

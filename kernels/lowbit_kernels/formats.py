@@ -10,8 +10,9 @@
 | INT4 | 4 | 7 | 1 | 1 | none; -8 is not used |
 | F32 | 32 | 3.4e38 | 2^-126 | 2^-149 | IEEE |
 
-Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), OCP Microscaling Formats 1.0 (E2M1, E8M0).
-Plain Python: nothing is imported, so that plans can be made where no tensor library is.
+Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), OCP Microscaling Formats 1.0
+(E2M1, E8M0). Plain Python: nothing is imported, so that plans can be made where no tensor library
+is.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A number format. `dtype` is the safetensors dtype it is kept in, `per_byte` how many codes share a byte."""
+    """A number format. `dtype` is the safetensors dtype it is kept in, `per_byte` how many
+    codes share a byte."""
 
     name: str
     bits: int
@@ -41,4 +43,6 @@ F32 = Format("F32", 32, 3.4028234663852886e38, 2.0**-126, 2.0**-149, "F32")
 FORMATS = (E2M1, E4M3, E5M2, E8M0, INT8, INT4, F32)
 
 # The 16 values of E2M1 by code: bit 3 is the sign, codes 0 to 7 count up.
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1_VALUES = tuple(
+    sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+)

@@ -1,7 +1,9 @@
-"""The arithmetic of one scheme as a value: four functions with the same signatures for every scheme.
+"""The arithmetic of one scheme as a value: four functions with the same signatures for every
+scheme.
 
-A weight is `w`: `[*, rows, cols]`, fp32, bf16 or fp16, contiguous; blocks run along `cols`; `*` are the leading
-indices of a stack, each with scales of its own. Parts are canonical: scales multiply, low nibble first, row-major.
+A weight is `w`: `[*, rows, cols]`, fp32, bf16 or fp16, contiguous; blocks run along `cols`; `*`
+are the leading indices of a stack, each with scales of its own. Parts are canonical: scales
+multiply, low nibble first, row-major.
 
 | scheme | data | scale | global_scale |
 |---|---|---|---|
@@ -13,7 +15,8 @@ indices of a stack, each with scales of its own. Parts are canonical: scales mul
 | nvfp4 | uint8 [*, R, C/2] | e4m3 [*, R, C/16] | fp32 [*] |
 | int8_channel | int8 [*, R, C] | fp32 [*, R, 1] | |
 
-`dequantize(parts) = cast(element * fl(scale * global_scale))`, computed in fp32, one rounding at the end.
+`dequantize(parts) = cast(element * fl(scale * global_scale))`, computed in fp32, one rounding at
+the end.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
 class Ops:
     """What a pipeline needs of a scheme.
 
-    measure(w) -> fp32 `[*]`: the largest magnitude of each matrix; NaN or Inf exactly where the matrix holds one.
-        Associative: slices and fused partners combine with `torch.maximum` (which keeps NaN).
-    shared(amax, rule) -> fp32 `[*]` or None: the scale that the whole matrix shares, None where it has none.
-    quantize(w, shared, rule) -> parts by name. `shared` may differ from what `shared()` gave (a container that
-        stores a reciprocal, a fused group); codes are made for the value given. Raises ValueError for a shape,
-        dtype or rule that the scheme does not take.
+    measure(w) -> fp32 `[*]`: the largest magnitude of each matrix; NaN or Inf exactly where the
+        matrix holds one. Associative: slices and fused partners combine with `torch.maximum`
+        (which keeps NaN).
+    shared(amax, rule) -> fp32 `[*]` or None: the scale that the whole matrix shares, None where it
+        has none.
+    quantize(w, shared, rule) -> parts by name. `shared` may differ from what `shared()` gave (a
+        container that stores a reciprocal, a fused group); codes are made for the value given.
+        Raises ValueError for a shape, dtype or rule that the scheme does not take.
     dequantize(parts, dtype) -> `[*, rows, cols]` in `dtype` (torch.float32, bfloat16 or float16).
     """
 

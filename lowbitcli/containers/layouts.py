@@ -1,7 +1,8 @@
 """Named pairs of functions between the canonical layout in memory and what an ecosystem stores.
 
-`decode(encode(x))` gives the canonical tensor back, but for the reciprocal, whose two roundings lose up to an ulp;
-that is why codes are made for the decoded value. Only tensor methods are used: this module imports no tensor library.
+`decode(encode(x))` gives the canonical tensor back, but for the reciprocal, whose two roundings
+lose up to an ulp; that is why codes are made for the decoded value. Only tensor methods are used:
+this module imports no tensor library.
 
 | layout | stored |
 |---|---|
@@ -9,8 +10,8 @@ that is why codes are made for the decoded value. Only tensor methods are used: 
 | vector1 | a scalar as `[1]` |
 | reciprocal1 | a scalar as the `[1]` tensor of its reciprocal, at most the largest fp32 |
 
-Source of the last two: compressed-tensors 0.20.1, `quantization/utils/helpers.py` (generate_gparam) and the
-checkpoints that llm-compressor 0.14 writes.
+Source of the last two: compressed-tensors 0.20.1, `quantization/utils/helpers.py`
+(generate_gparam) and the checkpoints that llm-compressor 0.14 writes.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """`encode` canonical to stored, `decode` back, `spec` the stored tensor on paper from the canonical one."""
+    """`encode` canonical to stored, `decode` back, `spec` the stored tensor on paper from the
+    canonical one."""
 
     name: str
     encode: "Callable[[Tensor], Tensor]"

@@ -1,4 +1,5 @@
-"""The schemes: one value in one file each, listed here. A test fails where a file is missing from the list."""
+"""The schemes: one value in one file each, listed here. A test fails where a file is missing
+from the list."""
 
 import difflib
 
@@ -15,7 +16,8 @@ BY_NAME: dict[str, Scheme] = {name: s for s in SCHEMES for name in (s.name, *s.a
 
 
 def scheme(name: str) -> Scheme:
-    """Return the scheme of this name or alias; raise UsageError with the nearest names where there is none."""
+    """Return the scheme of this name or alias; raise UsageError with the nearest names where
+    there is none."""
     if name in BY_NAME:
         return BY_NAME[name]
     near = difflib.get_close_matches(name.lower(), [s.name for s in SCHEMES], n=2, cutoff=0.4)

@@ -1,7 +1,6 @@
 """FP8 E4M3 with one FP32 scale for each output row: `weight[r] ~= data[r] * scale[r]`."""
 
 from lowbit_kernels.formats import E4M3, F32
-
 from lowbitcli.schemes.scheme import Scheme
 
 FP8_CHANNEL = Scheme(

@@ -1,7 +1,7 @@
-"""MXFP8: E4M3 elements, one power-of-two E8M0 scale for 32 columns of a row: `weight ~= data * 2^(scale - 127)`."""
+"""MXFP8: E4M3 elements, one power-of-two E8M0 scale for 32 columns of a row: `weight ~= data *
+2^(scale - 127)`."""
 
 from lowbit_kernels.formats import E4M3, E8M0
-
 from lowbitcli.schemes.scheme import Scheme
 
 MXFP8 = Scheme(

@@ -4,7 +4,6 @@
 """
 
 from lowbit_kernels.formats import E2M1, E4M3, F32
-
 from lowbitcli.schemes.scheme import Scheme
 
 NVFP4 = Scheme(

@@ -1,4 +1,5 @@
-"""What a quantized weight's numbers mean: a `Scheme` is what a reader of the file must know, and nothing else."""
+"""What a quantized weight's numbers mean: a `Scheme` is what a reader of the file must know,
+and nothing else."""
 
 import math
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 class Scheme:
     """One way of storing a weight `[*, rows, cols]` in few bits.
 
-    `block` is the (rows, cols) that share one scale; None means all of that axis, so (1, None) is a scale per row
-    and (None, None) one per matrix. `rules` are the ways a writer may choose scales, the first is the default.
-    `ops` names the value of `lowbit_kernels` that does the arithmetic (`module:attribute`). `row_multiple` is
-    where slices of a weight may be cut, `passes` is 2 where the largest magnitude of the whole matrix comes first,
-    `shares` whether fused matrices (q/k/v, gate/up) must agree on that number.
+    `block` is the (rows, cols) that share one scale; None means all of that axis, so (1, None) is
+    a scale per row and (None, None) one per matrix. `rules` are the ways a writer may choose
+    scales, the first is the default. `ops` names the value of `lowbit_kernels` that does the
+    arithmetic (`module:attribute`). `row_multiple` is where slices of a weight may be cut,
+    `passes` is 2 where the largest magnitude of the whole matrix comes first, `shares` whether
+    fused matrices (q/k/v, gate/up) must agree on that number.
     """
 
     name: str
@@ -36,7 +38,8 @@ class Scheme:
     ragged: bool = False  # may the last block of a row or column be incomplete
 
     def check(self, shape: Shape) -> None:
-        """Raise UnsupportedError, with a hint, where a weight of `shape` cannot be stored in this scheme."""
+        """Raise UnsupportedError, with a hint, where a weight of `shape` cannot be stored in
+        this scheme."""
         if len(shape) < 2:
             raise UnsupportedError(f"{self.name} takes matrices, this has {len(shape)} dimensions")
         if math.prod(shape) == 0:
@@ -47,11 +50,12 @@ class Scheme:
         if shape[-1] % multiple:
             raise UnsupportedError(
                 f"{shape[-1]} columns are no multiple of {multiple}, which {self.name} needs",
-                hint=f"keep it, or choose a scheme without blocks of {multiple} columns, such as fp8_channel",
+                hint=f"keep it, or use a scheme without blocks of {multiple} columns: fp8_channel",
             )
 
     def specs(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the parts of a weight of `shape` on paper, in canonical layout; their names are empty."""
+        """Return the parts of a weight of `shape` on paper, in canonical layout; their names
+        are empty."""
         self.check(shape)
         lead, (rows, cols) = shape[:-2], shape[-2:]
         high, wide = self.block
@@ -68,5 +72,6 @@ class Scheme:
         return parts
 
     def shape_of(self, data: Shape) -> Shape:
-        """Return the shape `[*, rows, cols]` of the weight whose canonical data part has the shape `data`."""
+        """Return the shape `[*, rows, cols]` of the weight whose canonical data part has the
+        shape `data`."""
         return (*data[:-1], data[-1] * self.element.per_byte) if data else data

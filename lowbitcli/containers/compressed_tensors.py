@@ -1,0 +1,156 @@
+"""`compressed-tensors`: what vLLM, SGLang, TensorRT-LLM and transformers load as `quant_method:
+compressed-tensors`.
+
+| scheme | data | scale | global scale |
+|---|---|---|---|
+| fp8_tensor | `.weight` F8_E4M3 | `.weight_scale` F32 [1] | |
+| fp8_channel | `.weight` F8_E4M3 | `.weight_scale` F32 [o, 1] | |
+| mxfp8 | `.weight` F8_E4M3 | `.weight_scale` U8 [o, i/32] | |
+| nvfp4 | `.weight_packed` U8 [o, i/2] | `.weight_scale` F8_E4M3 [o, i/16] | stored |
+
+The global scale is `.weight_global_scale`, F32 [1] and holds the reciprocal: readers divide by it.
+What the config says is written by `ct_config`. Source: compressed-tensors 0.20.1
+(`config/base.py`, `quantization/quant_args.py`) and checkpoints written by llm-compressor 0.14.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lowbitcli.containers import ct_config
+from lowbitcli.containers.container import (
+    Container,
+    Declaration,
+    Declared,
+    Examination,
+    Finding,
+    Listing,
+    QuantizedWeight,
+    Stored,
+)
+from lowbitcli.containers.grouping import orphans, weight_from
+from lowbitcli.containers.layouts import IDENTITY, RECIPROCAL1, VECTOR1
+from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE
+
+HALVES = ("BF16", "F16")  # llm-compressor stores FP8 scales in the model's dtype
+BINDINGS: dict[str, dict[str, Stored]] = {
+    "fp8_tensor": {
+        DATA: Stored(".weight", "F8_E4M3", IDENTITY),
+        SCALE: Stored(".weight_scale", "F32", VECTOR1, reads=HALVES),
+    },
+    "fp8_channel": {
+        DATA: Stored(".weight", "F8_E4M3", IDENTITY),
+        SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=HALVES),
+    },
+    "mxfp8": {
+        DATA: Stored(".weight", "F8_E4M3", IDENTITY),
+        SCALE: Stored(".weight_scale", "U8", IDENTITY, reads=("F8_E8M0",)),
+    },
+    "nvfp4": {
+        DATA: Stored(".weight_packed", "U8", IDENTITY),
+        SCALE: Stored(".weight_scale", "F8_E4M3", IDENTITY),
+        GLOBAL_SCALE: Stored(".weight_global_scale", "F32", RECIPROCAL1),
+    },
+}
+PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_global_scale")
+ACTIVATION_SUFFIXES = {
+    ".input_scale": "scale of static activations",
+    ".input_global_scale": "global scale of activations",
+    ".output_scale": "scale of outputs",
+    ".k_scale": "scale of the key cache",
+    ".v_scale": "scale of the value cache",
+    ".q_scale": "scale of queries",
+}
+UNREAD_SUFFIXES = {
+    ".weight_zero_point": "a zero point: asymmetric weights are not read",
+    ".weight_g_idx": "an activation order: reordered groups are not read",
+    ".weight_shape": "a shape of packed integers: pack-quantized weights are not read",
+    ".pre_quant_scale": "a scale of the inputs that was folded out of the weight",
+}
+
+
+def detect(listing: Listing) -> bool:
+    return ct_config.of(listing.config).get("quant_method") == "compressed-tensors"
+
+
+def examine(listing: Listing) -> Examination:
+    """Return the weights that the config declares and the tensors bear out, and what disagrees."""
+    declared = ct_config.read(ct_config.of(listing.config))
+    dtype = ct_config.model_dtype(listing.config)
+    weights: dict[str, QuantizedWeight] = {}
+    findings: list[Finding] = []
+    taken: set[str] = set()
+    for stem, evidence in _quantized_modules(listing).items():
+        scheme = declared.scheme_of(stem)
+        if scheme is None:
+            message = "stored as if quantized, but the config ignores it or has no group for it"
+            findings.append(Finding("mismatch", evidence, message))
+            taken.update(stem + suffix for suffix in (".weight", *PART_SUFFIXES))
+            continue
+        bound = BINDINGS[scheme.name]
+        weight, problems = weight_from(stem, scheme, bound, listing, lambda _: dtype)
+        if weight is not None:
+            weights[weight.name] = weight
+        findings += problems
+        taken.update(stem + stored.suffix for stored in bound.values())
+    findings += orphans(listing, PART_SUFFIXES, taken)
+    findings += [
+        Finding("missing", stem + ".weight", "the config names it, and no tensor of it is there")
+        for stem in declared.exact
+        if stem + ".weight" not in weights
+        and stem + ".weight" not in listing.tensors
+        and stem + ".weight_packed" not in listing.tensors
+    ]
+    findings += [
+        Finding("unknown", name, why)
+        for suffix, why in UNREAD_SUFFIXES.items()
+        for name in listing.tensors
+        if name.endswith(suffix)
+    ]
+    activations = {
+        name: why
+        for suffix, why in ACTIVATION_SUFFIXES.items()
+        for name in listing.tensors
+        if name.endswith(suffix)
+    }
+    return Examination(weights, tuple(findings), activations)
+
+
+def _quantized_modules(listing: Listing) -> dict[str, str]:
+    """Return module -> the tensor by which it is seen to be quantized, from names and dtypes
+    alone."""
+    modules: dict[str, str] = {}
+    for name, spec in listing.tensors.items():
+        if name.endswith(".weight_packed"):
+            modules[name.removesuffix(".weight_packed")] = name
+        elif name.endswith(".weight") and (spec.dtype.startswith("F8_") or spec.dtype == "I8"):
+            modules[name.removesuffix(".weight")] = name
+        elif name.endswith(".weight_scale"):
+            stem = name.removesuffix(".weight_scale")
+            data = listing.tensors.get(stem + ".weight")
+            if data is not None and data.dtype in FLOATING:
+                modules.setdefault(stem, name)
+    return modules
+
+
+def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | None) -> Declared:
+    """Write `quantization_config` over whatever the source's config said of quantization."""
+    metadata = {"format": "pt"}
+    if config is None:
+        return Declared(None, metadata)
+    return Declared(ct_config.write(declarations, config), metadata)
+
+
+COMPRESSED_TENSORS = Container(
+    name="compressed-tensors",
+    bindings=BINDINGS,
+    detect=detect,
+    examine=examine,
+    declare=declare,
+    activations={
+        "fp8_tensor": ("dynamic", "none"),
+        "fp8_channel": ("dynamic", "none"),
+        "mxfp8": ("dynamic", "none"),
+        "nvfp4": ("none",),
+    },
+    needs_config=True,
+)

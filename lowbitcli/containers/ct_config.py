@@ -1,0 +1,226 @@
+"""The `quantization_config` of compressed-tensors: read it as module -> scheme, write it from
+declarations.
+
+Which group a module belongs to: an exact target wins over `re:` (a match at the start of the
+name), which wins over a class name; `ignore` wins over all. Source: compressed-tensors 0.20.1,
+`utils/match.py`, `config/base.py`, `quantization/quant_args.py`; which fields the consumers really
+need was tried on vLLM 0.33 and transformers 5.24.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lowbitcli.containers.container import Declaration
+from lowbitcli.containers.plain import QUANTIZATION_KEYS
+from lowbitcli.errors import CheckpointError, UnsupportedError
+from lowbitcli.schemes import BY_NAME, Scheme
+
+VERSION = "0.20.1"  # of the config's schema that is written
+
+_FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+_FLOAT4: dict[str, Any] = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False}
+_TOKEN = {**_FLOAT8, "strategy": "token", "dynamic": True, "group_size": None}
+_MX8 = {**_FLOAT8, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+
+# scheme -> (format, weights, input_activations where they are dynamic)
+GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "fp8_tensor": (
+        "float-quantized",
+        {**_FLOAT8, "strategy": "tensor", "group_size": None},
+        _TOKEN,
+    ),
+    "fp8_channel": (
+        "float-quantized",
+        {**_FLOAT8, "strategy": "channel", "group_size": None},
+        _TOKEN,
+    ),
+    "mxfp8": ("mxfp8-quantized", _MX8, {**_MX8, "dynamic": True}),
+    "nvfp4": (
+        "nvfp4-pack-quantized",
+        {
+            **_FLOAT4,
+            "strategy": "tensor_group",
+            "group_size": 16,
+            "scale_dtype": "torch.float8_e4m3fn",
+        },
+        None,
+    ),
+}
+
+
+def of(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the quantization part of a config.json, empty where there is none."""
+    for key in QUANTIZATION_KEYS:
+        found = (config or {}).get(key)
+        if isinstance(found, Mapping):
+            return found
+    return {}
+
+
+def model_dtype(config: Mapping[str, Any] | None) -> str:
+    """Return the dtype that a model's config says its weights have, as safetensors calls it; ""
+    if it says none."""
+    names = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+    config = config or {}
+    nested = config.get("text_config")
+    for where in (config, nested if isinstance(nested, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(where.get(key), str) and where[key] in names:
+                return names[where[key]]
+    return ""
+
+
+@dataclass(frozen=True)
+class DeclaredSchemes:
+    """What a config says: scheme by exact module name, by pattern, by class of module, and what
+    it ignores."""
+
+    exact: Mapping[str, Scheme]
+    patterns: tuple[tuple[re.Pattern[str], Scheme], ...]
+    classes: tuple[Scheme, ...]
+    ignored: frozenset[str]
+    ignored_patterns: tuple[re.Pattern[str], ...]
+
+    def scheme_of(self, module: str) -> Scheme | None:
+        """Return the scheme that the config declares for `module`, None where it is ignored or
+        in no group."""
+        if module in self.ignored or any(p.match(module) for p in self.ignored_patterns):
+            return None
+        if module in self.exact:
+            return self.exact[module]
+        for pattern, scheme in self.patterns:
+            if pattern.match(module):
+                return scheme
+        return self.classes[0] if self.classes else None
+
+
+def read(config: Mapping[str, Any]) -> DeclaredSchemes:
+    """Understand a quantization_config.
+
+    Raises:
+        CheckpointError: it is malformed, or two groups claim every Linear.
+        UnsupportedError: it declares a scheme that is not read here.
+    """
+    exact: dict[str, Scheme] = {}
+    patterns: list[tuple[re.Pattern[str], Scheme]] = []
+    classes: list[Scheme] = []
+    groups = config.get("config_groups") or {}
+    if not isinstance(groups, Mapping):
+        raise CheckpointError("quantization_config.config_groups is no object")
+    for label, group in groups.items():
+        scheme, targets = _group(label, group)
+        for target in targets:
+            if target.startswith("re:"):
+                patterns.append((_compile(target), scheme))
+            elif "." in target or not target[:1].isupper():
+                exact[target] = scheme
+            else:
+                classes.append(scheme)
+    if len(set(classes)) > 1:
+        raise CheckpointError("quantization_config has two groups for the same class of modules")
+    ignored = _strings(config.get("ignore") or [], "ignore")
+    return DeclaredSchemes(
+        exact,
+        tuple(patterns),
+        tuple(classes),
+        frozenset(entry for entry in ignored if not entry.startswith("re:")),
+        tuple(_compile(entry) for entry in ignored if entry.startswith("re:")),
+    )
+
+
+def _group(label: str, group: Any) -> tuple[Scheme, list[str]]:
+    if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
+        raise CheckpointError(f"quantization_config.config_groups.{label} says nothing of weights")
+    targets = _strings(group.get("targets") or [], f"config_groups.{label}.targets")
+    return _scheme(label, group["weights"]), targets
+
+
+def _scheme(label: str, weights: Mapping[str, Any]) -> Scheme:
+    """Return the scheme of the weights of a group, by number of bits, type and strategy."""
+    said = (weights.get("num_bits"), weights.get("type"), weights.get("strategy"))
+    size = weights.get("group_size")
+    names = {
+        (8, "float", "tensor"): "fp8_tensor",
+        (8, "float", "channel"): "fp8_channel",
+        (8, "float", "block"): "fp8_block128",
+        (8, "float", "group"): "mxfp8" if size == 32 else "",
+        (4, "float", "tensor_group"): "nvfp4" if size == 16 else "",
+        (4, "float", "group"): "mxfp4" if size == 32 else "",
+        (8, "int", "channel"): "int8_channel",
+    }
+    name = names.get(said, "")
+    if name not in BY_NAME or weights.get("symmetric") is False or weights.get("actorder"):
+        bits, kind, strategy = said
+        raise UnsupportedError(
+            f"quantization_config.config_groups.{label} declares weights of {bits} bits, "
+            f"type {kind}, strategy {strategy}, group size {size}, which is not read",
+            hint=f"read are: {', '.join(sorted(GROUPS))}",
+        )
+    return BY_NAME[name]
+
+
+def _strings(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise CheckpointError(f"quantization_config.{where} is no list of strings")
+    return value
+
+
+def _compile(entry: str) -> re.Pattern[str]:
+    try:
+        if len(entry) > 512:
+            raise re.error("longer than 512 characters")
+        return re.compile(entry.removeprefix("re:"))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise CheckpointError(
+            f"quantization_config: the pattern {entry[:80]!r}: {error}"
+        ) from error
+
+
+def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config` with a quantization_config that declares these weights and ignores every
+    other module."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    ignore: set[str] = set()
+    for item in declarations:
+        module = item.name.removesuffix(".weight")
+        if item.scheme is not None:
+            kinds.setdefault((item.scheme.name, item.activations), []).append(module)
+        elif len(item.shape) >= 2 and item.name.endswith(".weight"):
+            ignore.add(module)
+    formats = {GROUPS[scheme][0] for scheme, _ in kinds}
+    groups = {}
+    for number, ((scheme, activations), modules) in enumerate(sorted(kinds.items())):
+        form, weights, dynamic = GROUPS[scheme]
+        groups[f"group_{number}"] = {
+            "format": form,
+            "targets": ["Linear"] if len(kinds) == 1 else sorted(modules),
+            "weights": dict(weights),
+            "input_activations": dict(dynamic) if dynamic and activations == "dynamic" else None,
+            "output_activations": None,
+        }
+    if _has_untold_head(config):
+        ignore.add("lm_head")
+    said = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
+    said["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "config_groups": groups,
+        "ignore": sorted(ignore - {m for modules in kinds.values() for m in modules}),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+        "transform_config": {},
+        "sparsity_config": {},
+        "version": VERSION,
+    }
+    return said
+
+
+def _has_untold_head(config: Mapping[str, Any]) -> bool:
+    """A tied head has no tensor in the file, but is a Linear in the model: readers must be told
+    to leave it."""
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return any(str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in names)
