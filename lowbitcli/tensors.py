@@ -1,9 +1,11 @@
 """Tensors on paper: name, dtype, shape and size, without the numbers and without a tensor library.
 
-Dtypes are the strings of the safetensors header (safetensors 0.8, `safetensors/src/tensor.rs`, enum Dtype).
+Dtypes are the strings of the safetensors header (safetensors 0.8, `safetensors/src/tensor.rs`,
+enum Dtype).
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 # The parts that a quantized weight is stored in. A container says what each is called in a file.
@@ -12,7 +14,8 @@ SCALE = "scale"
 GLOBAL_SCALE = "global_scale"
 PARTS = (DATA, SCALE, GLOBAL_SCALE)
 
-# name in a header -> (bits of one element, attribute of torch that holds its dtype; "" where torch has none)
+# name in a header -> (bits of one element, attribute of torch that holds its dtype; "" where torch
+# has none)
 DTYPES: dict[str, tuple[int, str]] = {
     "BOOL": (8, "bool"),
     "F4": (4, ""),
@@ -43,9 +46,31 @@ FLOATING = ("F32", "BF16", "F16")
 
 Shape = tuple[int, ...]
 
+# What a terminal or a page could obey instead of showing: C0, DEL and C1; lone surrogates; zero-
+# width and invisible characters; bidirectional marks and overrides; line and paragraph separators;
+# tags; the byte order mark.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def safe(name: str) -> str:
+    """Return `name` with everything that is not plainly visible written as `\\xNN`, `\\uNNNN`
+    or `\\UNNNNNNNN`."""
+    return _UNSAFE.sub(_escape, name)
+
+
+def _escape(match: "re.Match[str]") -> str:
+    code = ord(match.group())
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
 
 def nbytes(dtype: str, shape: Shape) -> int:
-    """Return the bytes that `shape` elements of `dtype` take; raise ValueError where that is not whole."""
+    """Return the bytes that `shape` elements of `dtype` take; raise ValueError where that is
+    not whole."""
     bits = DTYPES[dtype][0] * math.prod(shape)
     if bits % 8:
         raise ValueError(f"{dtype} {list(shape)} is not a whole number of bytes")

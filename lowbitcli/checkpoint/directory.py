@@ -1,0 +1,213 @@
+"""What a checkpoint's directory holds, and which files of it are the checkpoint.
+
+    an index                    its shards
+    model.safetensors           that file; else diffusion_pytorch_model.safetensors
+    <stem>-00001-of-0000N...    all N of one stem
+    one safetensors file        that file
+    anything else               refused, with the list
+
+Only names are decided here; whether a file may be opened is decided by `inside`: its real path lies in the directory's
+real path, or in the `blobs` folder of the hub cache whose `snapshots` folder the directory is in.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowbitcli.checkpoint import shard_index, strict_json
+from lowbitcli.checkpoint.shard_index import INDEX_SUFFIX, SUFFIX
+from lowbitcli.errors import CheckpointError
+from lowbitcli.tensors import safe
+
+CONFIG = "config.json"
+QUANT_CONFIG = "hf_quant_config.json"
+MANIFEST = "lowbit.json"
+PIPELINE = "model_index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_STEMS = ("model", "diffusion_pytorch_model")
+# Weights in other formats: large, stale once the checkpoint is quantized, and not for this program to copy.
+_NOT_COPIED = (*PICKLED, SUFFIX, ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".npz")
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{1,9})-of-(?P<count>[0-9]{1,9})\.safetensors")
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The files that make up the checkpoint, the index that says so, and what there is to say about it."""
+
+    files: tuple[str, ...]
+    index: Mapping[str, Any] | None
+    notes: tuple[str, ...]
+
+
+def choose(root: Path, names: list[str]) -> Choice:
+    """Return which of the files `names` of the directory `root` are its checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or no telling which.
+    """
+    weights = sorted(name for name in names if name.endswith(SUFFIX))
+    where = safe(str(root))
+    if PIPELINE in names:
+        _refuse_pipeline(root, where)
+    index_name = _index_name([name for name in names if name.endswith(INDEX_SUFFIX)], where)
+    index = None
+    if index_name is not None:
+        path = safe(str(root / index_name))
+        raw = strict_json.read_bytes(inside(root, index_name), path, strict_json.MAX_LISTING)
+        index = shard_index.parse(raw, path)
+        files = _indexed(index["weight_map"], set(weights), path)
+    else:
+        files = _unindexed(weights, names, where)
+    if unknown := [file for file in files if not shard_index.is_plain(file)]:
+        raise CheckpointError(f"{where}: {safe(repr(unknown[0]))} is no usable file name")
+    others = [name for name in weights if name not in set(files)]
+    notes = (f"not part of the checkpoint and not copied: {listed(others)}",) if others else ()
+    return Choice(tuple(files), index, notes)
+
+
+def sidecars(root: Path, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the other files of the directory to copy along, and notes on those that are not."""
+    found, notes = [], []
+    for name in sorted(names):
+        lower = name.lower()
+        if name.startswith(".") or name == MANIFEST or lower.endswith((INDEX_SUFFIX, SUFFIX)):
+            continue
+        if lower.endswith(_NOT_COPIED) or lower.endswith(".bin.index.json"):
+            notes.append(f"not copied: {safe(name)}")
+            continue
+        try:
+            if stat.S_ISREG(os.stat(inside(root, name)).st_mode):
+                found.append(name)
+        except (CheckpointError, OSError):
+            notes.append(f"not copied: {safe(name)} leads out of the directory or cannot be read")
+    return tuple(found), tuple(notes)
+
+
+def document(root: Path, names: list[str], name: str, limit: int) -> dict[str, Any] | None:
+    """Return the JSON object in the file `name` of the directory; None where it is not there.
+
+    Raises:
+        CheckpointError: it is no such thing, or larger than `limit` bytes.
+    """
+    if name not in names:
+        return None
+    where = safe(str(root / name))
+    return strict_json.parse_object(strict_json.read_bytes(inside(root, name), where, limit), where)
+
+
+def inside(root: Path, name: str) -> str:
+    """Return the real path of the file `name` of `root`.
+
+    Raises:
+        CheckpointError: a link leads out of the directory, and not to the blobs of its hub cache.
+    """
+    real_root = Path(os.path.realpath(root))
+    real = os.path.realpath(real_root / name)
+    allowed = [real_root, *_blobs(real_root)]
+    if not any(Path(real).is_relative_to(folder) for folder in allowed):
+        raise CheckpointError(
+            f"{safe(str(root / name))}: a link that leads out of the directory, to {safe(real)}",
+            hint="copy the file into the directory if it is meant to be there",
+        )
+    return real
+
+
+def listed(names: list[str]) -> str:
+    """Return names for a message: escaped, in order, and not more than a reader will read."""
+    shown = ", ".join(safe(name) for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def _blobs(root: Path) -> list[Path]:
+    """A hub cache is `models--x/{blobs,snapshots/<revision>}`; the directory may be a folder of the revision."""
+    return [
+        folder.parent.parent / "blobs"
+        for folder in (root, root.parent)
+        if folder.parent.name == "snapshots"
+    ]
+
+
+def _index_name(found: list[str], where: str) -> str | None:
+    for stem in _STEMS:
+        if stem + INDEX_SUFFIX in found:
+            return stem + INDEX_SUFFIX
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{where}: several indexes and no telling which: {listed(sorted(found))}",
+            hint="keep the one that is meant in a directory of its own",
+        )
+    return found[0] if found else None
+
+
+def _indexed(weight_map: Mapping[str, str], present: set[str], where: str) -> list[str]:
+    counts: dict[str, int] = {}
+    for file in weight_map.values():
+        counts[file] = counts.get(file, 0) + 1
+    for file in sorted(counts):
+        if file not in present:
+            missing = sum(name not in present for name in counts)
+            raise CheckpointError(
+                f"{where}: shard {file} is missing; it should hold {counts[file]} tensors "
+                f"({missing} of {len(counts)} shards are missing)",
+                hint="incomplete download? fetch the missing files and run again",
+            )
+    return sorted(counts)
+
+
+def _unindexed(weights: list[str], names: list[str], where: str) -> list[str]:
+    for stem in _STEMS:
+        if stem + SUFFIX in weights:
+            return [stem + SUFFIX]
+    if numbered := {name: match for name in weights if (match := _SHARD.fullmatch(name))}:
+        return _numbered(numbered, where)
+    if len(weights) == 1:
+        return weights
+    if weights:
+        raise CheckpointError(
+            f"{where}: several safetensors files and no telling which: {listed(weights)}",
+            hint="name one of the files",
+        )
+    pickled = sorted(name for name in names if name.lower().endswith(PICKLED))
+    if pickled:
+        raise CheckpointError(
+            f"{where}: no safetensors file, only {listed(pickled)}",
+            hint="pickled weights can run code and are never loaded; convert them first",
+        )
+    raise CheckpointError(f"{where}: no safetensors file in this directory")
+
+
+def _numbered(shards: Mapping[str, "re.Match[str]"], where: str) -> list[str]:
+    sets = {(match["stem"], match["count"]) for match in shards.values()}
+    if len(sets) > 1:
+        raise CheckpointError(
+            f"{where}: several sets of shards and no index: {listed(sorted(shards))}",
+            hint="name one of the files, or restore the index",
+        )
+    count = int(next(iter(shards.values()))["count"])
+    numbers = sorted(int(match["number"]) for match in shards.values())
+    if len(numbers) != count or numbers not in (
+        list(range(1, len(numbers) + 1)),
+        list(range(len(numbers))),
+    ):
+        raise CheckpointError(
+            f"{where}: expected {count} shards, found {len(numbers)}: {listed(sorted(shards))}",
+            hint="incomplete download? fetch the missing files and run again",
+        )
+    return sorted(shards)
+
+
+def _refuse_pipeline(root: Path, where: str) -> None:
+    components = []
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+        if entry.is_dir() and any(x.name.endswith(SUFFIX) for x in os.scandir(entry.path)):
+            components.append(entry.name)
+    raise CheckpointError(
+        f"{where}: a diffusers pipeline; its components with weights: {listed(components) or 'none'}",
+        hint="name one component's directory"
+        + (f", such as {safe(str(root / components[0]))}" if components else ""),
+    )

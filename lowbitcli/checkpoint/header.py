@@ -1,0 +1,278 @@
+"""The header of a safetensors file: read one and distrust it, lay one out.
+
+    u64 little endian N | N bytes of JSON | tensors, end to end
+    N <= 100,000,000        the JSON starts with `{` and may end in spaces
+    {"__metadata__": {str: str}, name: {"dtype": str, "shape": [int], "data_offsets": [start, stop]}, ...}
+
+Offsets count from the end of the JSON, and the tensors cover what follows exactly: no hole, no overlap, the last
+stop is the end of the file. Source: safetensors 0.8, `safetensors/src/tensor.rs`. Refused beyond that: a key twice,
+and a shape whose bits overflow 63 bits even where a dimension of 0 makes it empty.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowbitcli.checkpoint import strict_json
+from lowbitcli.errors import CheckpointError, UnsupportedError
+from lowbitcli.tensors import DTYPES, TensorSpec, safe
+
+MAX_HEADER = 100_000_000
+METADATA = "__metadata__"
+
+_FIELDS = {"dtype", "shape", "data_offsets"}
+_ALIGNMENT = 8
+_LENGTH = 8  # bytes of the u64 in front
+_INCOMPLETE = "incomplete download? compare its size with the one its source gives"
+_BROKEN = "the file is damaged, or was written by a broken tool"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file and where its bytes are; offsets are absolute."""
+
+    spec: TensorSpec
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a header says: `entries` by name in the order of their bytes, `size` of the file, `raw` JSON bytes."""
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+    size: int
+    raw: bytes
+
+
+def read(path: Path) -> Header:
+    """Return the header of the file at `path`.
+
+    Raises:
+        CheckpointError: it is no regular file, cannot be read, or is no safetensors file without a flaw.
+    """
+    where = safe(str(path))
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise CheckpointError(f"{where}: cannot be opened: {error.strerror}") from error
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{where}: not a regular file")
+        return read_from(fd, found.st_size, where)
+    finally:
+        os.close(fd)
+
+
+def read_from(fd: int, size: int, where: str) -> Header:
+    """Return the header of an open file of `size` bytes; `where` names it in messages.
+
+    Raises:
+        CheckpointError: see `read`.
+    """
+    length = json_length(_pread(fd, min(_LENGTH, size), 0, where), size, where)
+    return parse(_pread(fd, length, _LENGTH, where), size, where)
+
+
+def json_length(first: bytes, size: int, where: str) -> int:
+    """Return the length of the JSON from the first 8 bytes of a file of `size` bytes.
+
+    Raises:
+        CheckpointError: the length is larger than allowed or than the file.
+    """
+    if len(first) < _LENGTH:
+        raise CheckpointError(
+            f"{where}: {size} bytes; a safetensors file has at least 8", hint=_INCOMPLETE
+        )
+    length = int.from_bytes(first, "little")
+    if length > MAX_HEADER:
+        raise CheckpointError(
+            f"{where}: the header would be {length} bytes; at most {MAX_HEADER} are allowed",
+            hint="not a safetensors file, or a damaged one",
+        )
+    if length > size - _LENGTH:
+        raise CheckpointError(
+            f"{where}: expected a header of {length} bytes, found {size - _LENGTH}",
+            hint=_INCOMPLETE,
+        )
+    return length
+
+
+def parse(raw_json: bytes, file_size: int, where: str) -> Header:
+    """Return what the JSON of a header says, checked against the size of the file that holds it.
+
+    Raises:
+        CheckpointError: anything is not as the module's first lines say.
+    """
+    if raw_json[:1] != b"{":
+        raise CheckpointError(f"{where}: the header does not start with {{", hint=_BROKEN)
+    document = strict_json.parse_exact(raw_json, where)
+    metadata = _metadata(document.pop(METADATA, None), where)
+    base = _LENGTH + len(raw_json)
+    entries = [_entry(name, value, base, where) for name, value in document.items()]
+    entries.sort(key=lambda entry: (entry.start, entry.stop))
+    _check_cover(entries, base, file_size, where)
+    return Header({entry.spec.name: entry for entry in entries}, metadata, file_size, raw_json)
+
+
+def lay_out(
+    specs: Iterable[TensorSpec], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, Entry]]:
+    """Return the first bytes of a file (length and JSON) that holds `specs`, and where each tensor goes.
+
+    Wide dtypes come first, then names in order, so that every tensor starts at a multiple of its element's size;
+    equal arguments give equal bytes.
+
+    Raises:
+        ValueError: two tensors share a name, or one is not a whole number of bytes.
+        UnsupportedError: the header would be longer than readers take.
+    """
+    ordered = sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][0], spec.name))
+    document: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
+    placed: list[tuple[TensorSpec, int, int]] = []
+    stop = 0
+    for spec in ordered:
+        if spec.name in document or spec.name == METADATA:
+            raise ValueError(f'tensor "{safe(spec.name)}" twice in one file')
+        start, stop = stop, stop + spec.nbytes
+        placed.append((spec, start, stop))
+        document[spec.name] = {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [start, stop],
+        }
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > MAX_HEADER:
+        raise UnsupportedError(
+            f"a header of {len(text)} bytes; readers take at most {MAX_HEADER}",
+            hint="write more, smaller shards",
+        )
+    base = _LENGTH + len(text)
+    entries = {spec.name: Entry(spec, base + a, base + b) for spec, a, b in placed}
+    return len(text).to_bytes(_LENGTH, "little") + text, entries
+
+
+def _pread(fd: int, count: int, offset: int, where: str) -> bytes:
+    pieces = []
+    try:
+        while count:
+            piece = os.pread(fd, count, offset)
+            if not piece:
+                raise CheckpointError(f"{where}: changed while being read: {count} bytes are gone")
+            pieces.append(piece)
+            count -= len(piece)
+            offset += len(piece)
+    except OSError as error:
+        raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
+    return b"".join(pieces)
+
+
+def _metadata(found: Any, where: str) -> dict[str, str]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{where}: {METADATA} is not an object", hint=_BROKEN)
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise CheckpointError(
+                f'{where}: {METADATA} "{_short(key)}" is not a string', hint=_BROKEN
+            )
+        _refuse_surrogates(key, where)
+        _refuse_surrogates(value, where)
+    return found
+
+
+def _entry(name: str, found: Any, base: int, where: str) -> Entry:
+    _refuse_surrogates(name, where)
+    at = f'{where}: tensor "{_short(name)}"'
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{at} is not an object", hint=_BROKEN)
+    if found.keys() != _FIELDS:
+        _check_fields(found, at)
+    dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(f"{at}: unknown dtype {_shown(dtype)}", hint=_BROKEN)
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        raise CheckpointError(f"{at}: shape is not a list of integers from 0", hint=_BROKEN)
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or type(offsets[0]) is not int
+        or type(offsets[1]) is not int
+    ):
+        raise CheckpointError(f"{at}: data_offsets is not two integers from 0", hint=_BROKEN)
+    size = _size(dtype, shape, at)
+    start, stop = offsets
+    if stop - start != size:
+        raise CheckpointError(
+            f"{at}: expected {size} bytes for {dtype} {_shown(shape)}, "
+            f"found data_offsets {_shown(offsets)}",
+            hint=_BROKEN,
+        )
+    return Entry(TensorSpec(name, dtype, tuple(shape)), base + start, base + stop)
+
+
+def _check_fields(found: dict[str, Any], at: str) -> None:
+    """Raise CheckpointError where a field is missing; the library ignores those it does not know, so do we."""
+    for field in ("dtype", "shape", "data_offsets"):
+        if field not in found:
+            raise CheckpointError(f"{at}: no {field}", hint=_BROKEN)
+    strict_json.refuse_depth(found, at)
+    _refuse_surrogates(json.dumps(found, ensure_ascii=False), at)
+
+
+def _size(dtype: str, shape: list[int], at: str) -> int:
+    bits = DTYPES[dtype][0]
+    whole = bits  # as if no dimension were 0
+    for length in shape:
+        whole *= length or 1
+        # Stop here: multiplying on would make numbers of as many digits as the header has bytes.
+        if whole >= 1 << 63:
+            raise CheckpointError(f"{at}: shape overflows 63 bits", hint=_BROKEN)
+    if 0 in shape:
+        return 0
+    if whole % 8:
+        raise CheckpointError(
+            f"{at}: {dtype} {_shown(shape)} is not a whole number of bytes", hint=_BROKEN
+        )
+    return whole // 8
+
+
+def _check_cover(entries: list[Entry], base: int, size: int, where: str) -> None:
+    end = base
+    for entry in entries:
+        if entry.start != end:
+            problem = "overlaps the one before it" if entry.start < end else "leaves a hole"
+            raise CheckpointError(
+                f'{where}: tensor "{_short(entry.spec.name)}" {problem}: '
+                f"expected to start at byte {end}, found {entry.start}",
+                hint=_BROKEN,
+            )
+        end = entry.stop
+    if size != end:
+        hint = _INCOMPLETE if size < end else _BROKEN
+        raise CheckpointError(f"{where}: expected {end} bytes, found {size}", hint=hint)
+
+
+def _refuse_surrogates(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f'{where}: "{_short(text)}" is not Unicode', hint=_BROKEN) from error
+
+
+def _short(name: str) -> str:
+    return safe(name if len(name) <= 200 else name[:200] + "...")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 20:
+        return f"a list of {len(value)}"
+    return _short(repr(value)) if not isinstance(value, dict) else "an object"
