@@ -1,0 +1,32 @@
+"""Low-bit quantization arithmetic: FP8, MXFP8, MXFP4, NVFP4 and integers, bit for bit the same on
+CPU and GPU.
+
+| module | what it holds |
+|---|---|
+| `formats` | the number formats as plain values |
+| `ops` | `Ops`, the four functions that every scheme has |
+| `rounding` | rounding to E4M3, E2M1 and E8M0, in torch and in integers for kernels |
+| `amax` | largest magnitude of a matrix, row, block |
+| `fp8` | FP8 per tensor, per channel, 128x128 block |
+| `mx` | MXFP8, MXFP4 |
+| `nvfp4` | NVFP4 |
+
+Importing the package imports neither torch nor triton: ask for the module that you need.
+"""
+
+import importlib
+from types import ModuleType
+
+MODULES = ("amax", "formats", "fp8", "mx", "nvfp4", "ops", "rounding")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a module of the package when it is first asked for."""
+    if name in MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the modules, imported or not."""
+    return sorted(MODULES)

@@ -1,0 +1,56 @@
+"""Largest magnitude of each matrix, row or block: `amax = max |w|`.
+
+| function | of `w [*, R, C]` | result |
+|---|---|---|
+| `matrix` | each matrix | fp32 `[*]` |
+| `rows` | each row | fp32 `[*, R]` |
+| `blocks` | each `width` columns of a row | fp32 `[*, R, C/width]` |
+
+Taken as an integer maximum over the bit patterns without their sign: they order as the magnitudes
+do, with Inf above every number and NaN above Inf, so a NaN or an Inf comes through without being
+looked for. NaN comes out as 0x7FC00000.
+"""
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_weight(w: Tensor, width: int = 1) -> None:
+    """Raise ValueError unless `w` is `[*, rows, cols]` in fp32, bf16 or fp16 with cols a multiple
+    of `width`.
+    """
+    if w.dtype not in FLOATING:
+        raise ValueError(f"a weight is float32, bfloat16 or float16, this is {w.dtype}")
+    if w.dim() < 2:
+        raise ValueError(f"a weight has the shape [*, rows, cols], this {list(w.shape)}")
+    if w.shape[-1] % width:
+        raise ValueError(f"{w.shape[-1]} columns are no multiple of {width}")
+
+
+def _largest(w: Tensor) -> Tensor:
+    """Return fp32 max |w| over the last axis; 0 where that is empty."""
+    if w.shape[-1] == 0:
+        return torch.zeros(w.shape[:-1], dtype=torch.float32, device=w.device)
+    integer, mask = (torch.int32, 0x7FFFFFFF) if w.dtype == torch.float32 else (torch.int16, 0x7FFF)
+    amax = (w.view(integer) & mask).amax(-1).view(w.dtype).float()
+    return torch.where(torch.isnan(amax), torch.nan, amax)
+
+
+def matrix(w: Tensor) -> Tensor:
+    """Return fp32 `[*]`: the largest magnitude of each matrix of `w`."""
+    check_weight(w)
+    return _largest(w.contiguous().flatten(-2))
+
+
+def rows(w: Tensor) -> Tensor:
+    """Return fp32 `[*, R]`: the largest magnitude of each row of `w`."""
+    check_weight(w)
+    return _largest(w.contiguous())
+
+
+def blocks(w: Tensor, width: int) -> Tensor:
+    """Return fp32 `[*, R, C/width]`: the largest magnitude of each `width` columns of `w`."""
+    check_weight(w, width)
+    return _largest(w.contiguous().unflatten(-1, (w.shape[-1] // width, width)))

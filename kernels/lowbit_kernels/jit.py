@@ -1,0 +1,58 @@
+"""Triton where it is wanted: the real one beside a CUDA device or in its interpreter, placeholders
+elsewhere.
+
+A kernel sits in the file of its reference, so its decorator runs whenever that file is imported.
+Importing triton takes 0.4 seconds and fails where it is not installed, so a process that will only
+run references gets stand-ins. `LOWBIT_TRITON=1` asks for triton without a device, to compile
+kernels for one.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_WANTED = INTERPRETED or os.environ.get("LOWBIT_TRITON") == "1" or torch.cuda.is_available()
+
+
+class _Placeholder:
+    """Stand in for `triton` and `triton.language` where kernels are never launched."""
+
+    def __getattr__(self, name: str) -> "_Placeholder":
+        return self
+
+    def __call__(self, value: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return value
+
+
+if TYPE_CHECKING:
+    import triton
+    import triton.language as tl
+
+    HAS_TRITON = True
+else:
+    triton = tl = _Placeholder()
+    HAS_TRITON = False
+    if _WANTED:
+        try:
+            import triton
+            import triton.language as tl
+
+            HAS_TRITON = True
+        except ImportError:
+            pass
+
+jit: Callable[..., Any] = triton.jit
+
+
+def use_kernel(w: Tensor) -> bool:
+    """Say whether `w` goes to the Triton kernel: on a CUDA device, or anywhere under Triton's
+    interpreter.
+    """
+    return HAS_TRITON and (w.is_cuda or INTERPRETED) and w.numel() > 0
+
+
+__all__ = ["HAS_TRITON", "INTERPRETED", "jit", "tl", "triton", "use_kernel"]
