@@ -29,6 +29,7 @@ FLOORS = {
     "lowbitcli.search": 7,
     "lowbitcli.doctor": 7,
     "lowbitcli.report": 8,
+    "lowbitcli.tables": 8,
     "lowbitcli.console": 9,
     "lowbitcli.api": 9,
     "lowbitcli.cli": 10,

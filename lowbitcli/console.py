@@ -1,0 +1,202 @@
+"""The only place that prints: data to stdout, progress, notes and errors to stderr.
+
+Names from a file are data. They pass through `safe`, and are never read as markup, so that a tensor
+called `[/red]` or one with an escape sequence in it is shown and does nothing.
+"""
+
+import json
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column
+from rich.text import Text
+
+from lowbitcli.errors import BUG, DeviceError, LowbitError, OutputError, UsageError
+from lowbitcli.tables import duration, size
+from lowbitcli.tensors import safe
+
+LINE_EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
+INTERRUPTED = 130
+
+Progress = Callable[[int, int, str], None]  # done bytes, total bytes, what is being worked on
+
+
+def tolerate() -> None:
+    """Let stdout and stderr write what their encoding cannot hold as escapes, not as an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def data(lines: Iterable[str]) -> None:
+    """Write lines to stdout."""
+    sys.stdout.write("".join(f"{safe(line)}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def raw(text: str) -> None:
+    """Write a text of our own (a recipe, a schema) to stdout as it is, line ends included."""
+    sys.stdout.write("".join(safe(line) + "\n" for line in text.splitlines()))
+    sys.stdout.flush()
+
+
+def document(value: Any) -> None:
+    """Write one JSON document to stdout, in ASCII; what is no finite number becomes null."""
+    text = json.dumps(_finite(value), indent=2, allow_nan=False)
+    sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
+    sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def notes(messages: Iterable[str]) -> None:
+    """Write what the user should know, but did not ask for, to stderr."""
+    for message in messages:
+        _complain("note", message, "yellow")
+
+
+def _complain(label: str, message: str, style: str) -> None:
+    """Write `label: message` to stderr; further lines of the message are indented."""
+    first, *rest = message.split("\n")
+    text = Text(f"{label}:", style=f"bold {style}") + Text(f" {safe(first)}")
+    for line in rest:
+        text += Text(f"\n  {safe(line.strip())}")
+    Console(stderr=True).print(text, soft_wrap=True)
+
+
+def report(error: BaseException, *, as_json: bool = False) -> int:
+    """Print an error once, as `error: ...`, blank line, `hint: ...`, and return its exit code."""
+    if isinstance(error, BrokenPipeError):
+        # Nobody reads stdout any more; Python must not complain about it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    message, hint, code = _explain(error)
+    if code == BUG:
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        sys.stderr.write("".join(f"{safe(line)}\n" for line in lines))
+    _complain("error", message, "red")
+    if hint:
+        sys.stderr.write("\n")
+        _complain("hint", hint, "cyan")
+    if as_json:
+        document({"error": {"message": message, "hint": hint, "exit_code": code}})
+    return code
+
+
+def _explain(error: BaseException) -> tuple[str, str, int]:
+    """Return the message, hint and exit code of an error."""
+    if isinstance(error, LowbitError):
+        return error.message, error.hint, error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "", getattr(error, "exit_code", INTERRUPTED)
+    if isinstance(error, OSError):
+        where = f"{safe(str(error.filename))}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}", "", OutputError.exit_code
+    if isinstance(error, MemoryError):
+        return "out of memory", "", DeviceError.exit_code
+    if hasattr(error, "format_message"):  # of typer and of click, whichever of them raised it
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context else "lowbit --help"
+        return error.format_message(), hint, UsageError.exit_code  # type: ignore[attr-defined]
+    message = f"this is a bug of lowbit: {type(error).__name__}: {error}"
+    hint = "please report it with the traceback above, the command and what lowbit doctor prints"
+    return message, hint, BUG
+
+
+def progress(doing: str, *, quiet: bool = False) -> AbstractContextManager[Progress | None]:
+    """Return a context whose value shows how far a run is: a bar on a terminal, lines elsewhere."""
+    if quiet:
+        return nullcontext()
+    console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return _Bar(doing, console)
+    return _Lines(doing)
+
+
+class _Bar:
+    """One line at the foot of the terminal, gone when the run ends."""
+
+    def __init__(self, doing: str, console: Console) -> None:
+        name = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=20),
+            bars.TextColumn("{task.fields[sizes]}", markup=False),
+            bars.TextColumn("{task.fields[rate]}", markup=False),
+            bars.TimeRemainingColumn(compact=True),
+            bars.TextColumn("{task.fields[what]}", markup=False, table_column=name),
+            console=console,
+            transient=True,
+            expand=True,
+        )
+        self._task = self._bar.add_task(doing, total=None, sizes="", rate="", what="")
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        seconds = time.monotonic() - self._began
+        self._bar.update(
+            self._task,
+            completed=done,
+            total=total,
+            sizes=f"{size(done)} of {size(total)}",
+            rate=_rate(done, seconds),
+            what=safe(what),
+        )
+
+
+class _Lines:
+    """A plain line each ten seconds, for logs; none for a run that is shorter."""
+
+    def __init__(self, doing: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._doing, self._clock = doing, clock
+        self._began = self._last = clock()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        with self._lock:
+            now = self._clock()
+            if now - self._last < LINE_EVERY:
+                return
+            self._last = now
+            seconds = now - self._began
+            left = duration(seconds * (total - done) / done) if done else "unknown time"
+            sys.stderr.write(
+                f"{self._doing}: {size(done)} of {size(total)}, {_rate(done, seconds)}, "
+                f"{left} left: {safe(what)}\n"
+            )
+            sys.stderr.flush()
+
+
+def _rate(done: float, seconds: float) -> str:
+    return f"{done / seconds / 1e9:.2f} GB/s" if seconds > 0 else "- GB/s"
