@@ -2,5 +2,6 @@
 
 from lowbitcli.checkpoint.header import Entry, Header
 from lowbitcli.checkpoint.reader import Checkpoint, StoredTensor
+from lowbitcli.checkpoint.writer import StagedOutput
 
-__all__ = ["Checkpoint", "Entry", "Header", "StoredTensor"]
+__all__ = ["Checkpoint", "Entry", "Header", "StagedOutput", "StoredTensor"]

@@ -6,8 +6,9 @@
     one safetensors file        that file
     anything else               refused, with the list
 
-Only names are decided here; whether a file may be opened is decided by `inside`: its real path lies in the directory's
-real path, or in the `blobs` folder of the hub cache whose `snapshots` folder the directory is in.
+Only names are decided here; whether a file may be opened is decided by `inside`: its real path lies
+in the directory's real path, or in the `blobs` folder of the hub cache whose `snapshots` folder the
+directory is in.
 """
 
 import os
@@ -29,7 +30,8 @@ MANIFEST = "lowbit.json"
 PIPELINE = "model_index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _STEMS = ("model", "diffusion_pytorch_model")
-# Weights in other formats: large, stale once the checkpoint is quantized, and not for this program to copy.
+# Weights in other formats: large, stale once the checkpoint is quantized, and not for this program
+# to copy.
 _NOT_COPIED = (*PICKLED, SUFFIX, ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".npz")
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{1,9})-of-(?P<count>[0-9]{1,9})\.safetensors")
 _SHOWN = 10
@@ -37,7 +39,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Choice:
-    """The files that make up the checkpoint, the index that says so, and what there is to say about it."""
+    """The files of the checkpoint, the index that names them, and what a user should be told."""
 
     files: tuple[str, ...]
     index: Mapping[str, Any] | None
@@ -124,7 +126,7 @@ def listed(names: list[str]) -> str:
 
 
 def _blobs(root: Path) -> list[Path]:
-    """A hub cache is `models--x/{blobs,snapshots/<revision>}`; the directory may be a folder of the revision."""
+    """A hub cache is `models--x/{blobs,snapshots/<revision>}`, a revision may have folders."""
     return [
         folder.parent.parent / "blobs"
         for folder in (root, root.parent)
@@ -207,7 +209,7 @@ def _refuse_pipeline(root: Path, where: str) -> None:
         if entry.is_dir() and any(x.name.endswith(SUFFIX) for x in os.scandir(entry.path)):
             components.append(entry.name)
     raise CheckpointError(
-        f"{where}: a diffusers pipeline; its components with weights: {listed(components) or 'none'}",
+        f"{where}: a diffusers pipeline; components with weights: {listed(components) or 'none'}",
         hint="name one component's directory"
         + (f", such as {safe(str(root / components[0]))}" if components else ""),
     )

@@ -2,11 +2,14 @@
 
     u64 little endian N | N bytes of JSON | tensors, end to end
     N <= 100,000,000        the JSON starts with `{` and may end in spaces
-    {"__metadata__": {str: str}, name: {"dtype": str, "shape": [int], "data_offsets": [start, stop]}, ...}
+    {"__metadata__": {str: str}, name: {"dtype": str, "shape": [int], "data_offsets": [start,
+    stop]},
+     ...}
 
-Offsets count from the end of the JSON, and the tensors cover what follows exactly: no hole, no overlap, the last
-stop is the end of the file. Source: safetensors 0.8, `safetensors/src/tensor.rs`. Refused beyond that: a key twice,
-and a shape whose bits overflow 63 bits even where a dimension of 0 makes it empty.
+Offsets count from the end of the JSON, and the tensors cover what follows exactly: no hole, no
+overlap, the last stop is the end of the file. Source: safetensors 0.8, `safetensors/src/tensor.rs`.
+Refused beyond that: a key twice, and a shape whose bits overflow 63 bits even where a dimension of
+0 makes it empty.
 """
 
 import json
@@ -42,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a header says: `entries` by name in the order of their bytes, `size` of the file, `raw` JSON bytes."""
+    """What a header says: entries in the order of their bytes, the file's size, the raw JSON."""
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
@@ -54,7 +57,7 @@ def read(path: Path) -> Header:
     """Return the header of the file at `path`.
 
     Raises:
-        CheckpointError: it is no regular file, cannot be read, or is no safetensors file without a flaw.
+        CheckpointError: no regular file, unreadable, or not a flawless safetensors file.
     """
     where = safe(str(path))
     try:
@@ -124,10 +127,10 @@ def parse(raw_json: bytes, file_size: int, where: str) -> Header:
 def lay_out(
     specs: Iterable[TensorSpec], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, Entry]]:
-    """Return the first bytes of a file (length and JSON) that holds `specs`, and where each tensor goes.
+    """Return the first bytes of a file that holds `specs` (length, JSON), and where each goes.
 
-    Wide dtypes come first, then names in order, so that every tensor starts at a multiple of its element's size;
-    equal arguments give equal bytes.
+    Wide dtypes come first, then names in order, so that every tensor starts at a multiple of its
+    element's size; equal arguments give equal bytes.
 
     Raises:
         ValueError: two tensors share a name, or one is not a whole number of bytes.
@@ -220,7 +223,7 @@ def _entry(name: str, found: Any, base: int, where: str) -> Entry:
 
 
 def _check_fields(found: dict[str, Any], at: str) -> None:
-    """Raise CheckpointError where a field is missing; the library ignores those it does not know, so do we."""
+    """Refuse a tensor with a field missing; unknown ones are ignored, as the library does."""
     for field in ("dtype", "shape", "data_offsets"):
         if field not in found:
             raise CheckpointError(f"{at}: no {field}", hint=_BROKEN)

@@ -1,7 +1,8 @@
-"""`Checkpoint`: a safetensors file, or a directory of them, opened by its headers and read one slice at a time.
+"""`Checkpoint`: a safetensors file or a directory of them, opened by headers, read by slices.
 
-All headers are read and checked when it is opened; tensors only when asked for, straight from the file with `pread`, so
-any number of threads may read at once. A file that is not the one whose header was read is noticed at every read.
+All headers are read and checked when it is opened; tensors only when asked for, straight from the
+file with `pread`, so any number of threads may read at once. A file that is not the one whose
+header was read is noticed at every read.
 """
 
 import os
@@ -21,7 +22,7 @@ from lowbitcli.tensors import TensorSpec, safe
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor, the file that holds it (a name in the checkpoint's root), and where in that file."""
+    """A tensor, the file that holds it (a name in the checkpoint's root), and where in it."""
 
     spec: TensorSpec
     file: str
@@ -210,14 +211,14 @@ class Checkpoint:
         self.tensors = MappingProxyType(dict(sorted(tensors.items())))
 
     def _compare(self, weight_map: Mapping[str, str], strict: bool) -> tuple[str, ...]:
-        """Raise where the index names a tensor that is not there; return notes on those that it does not name."""
+        """Refuse tensors that only the index knows; return notes on those that it does not name."""
         for name, file in weight_map.items():
             stored = self.tensors.get(name)
             if stored is None or stored.file != file:
                 found = f"it is in {stored.file}" if stored else "no shard holds it"
                 raise CheckpointError(
-                    f'{safe(str(self.root))}: the index says that tensor "{safe(name)}" is in {file}; '
-                    f"the header of {file} does not name it; {found}",
+                    f'{safe(str(self.root))}: the index says that tensor "{safe(name)}" '
+                    f"is in {file}; the header of {file} does not name it; {found}",
                     hint="index and shards of different versions, or an incomplete download?",
                 )
         unlisted = [name for name in self.tensors if name not in weight_map]

@@ -2,8 +2,9 @@
 
     {"metadata": {"total_size": bytes of all tensors, ...}, "weight_map": {tensor name: file name}}
 
-Source: what huggingface_hub writes (`huggingface_hub/serialization/_base.py`). Readers elsewhere follow whatever path
-the map holds; here a value is a plain file name that ends in `.safetensors`, or the index is refused.
+Source: what huggingface_hub writes (huggingface_hub 2.4, `serialization/_torch.py`). Readers
+elsewhere follow whatever path the map holds; here a value is a plain file name that ends in
+`.safetensors`, or the index is refused.
 """
 
 import json
@@ -23,7 +24,7 @@ def parse(raw: bytes, where: str) -> dict[str, Any]:
     """Return an index whose `weight_map` is known to hold plain file names.
 
     Raises:
-        CheckpointError: no JSON object, no usable weight_map, or a value that is more than a file name.
+        CheckpointError: no JSON object, no usable weight_map, or a value that is no file name.
     """
     found = strict_json.parse_object(raw, where)
     weight_map = found.get("weight_map")
@@ -54,7 +55,7 @@ def is_plain(file: str) -> bool:
 def index(
     files: Mapping[str, Mapping[str, Entry]], source: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the index of `files` (file name -> tensors), keeping what else the source's index said.
+    """Return the index of `files` (file name -> tensors), with what else the source's index said.
 
     Raises:
         ValueError: a tensor is in two files.

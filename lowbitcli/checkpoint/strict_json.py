@@ -1,9 +1,9 @@
-"""JSON from strangers, read so that it has one meaning: no duplicate keys, no deep nesting, bounded size.
+"""JSON from strangers, with one meaning only: no duplicate keys, no deep nesting, bounded size.
 
 | reader | numbers | duplicate keys | used for |
 |---|---|---|---|
-| `parse_exact` | as the safetensors library's parser takes them (serde_json): `-0`, NaN, 1e999 are no integers | refused | headers |
-| `parse` | as Python takes them; Infinity is allowed, some published configs hold it | refused where they differ | the rest |
+| `parse_exact` | as the library's serde_json: no `-0`, NaN, 1e999 | refused | headers |
+| `parse` | as Python, Infinity too (some configs) | refused where they differ | the rest |
 """
 
 import json
@@ -24,7 +24,7 @@ MAX_LISTING = 256 << 20
 _LONGEST_NUMBER = 40
 
 
-class _Refused(ValueError):
+class _RefusedError(ValueError):
     pass
 
 
@@ -103,7 +103,7 @@ def _decode(raw: bytes, where: str, decoder: json.JSONDecoder) -> Any:
         raise CheckpointError(f"{where}: not UTF-8 at byte {error.start}") from error
     try:
         return decoder.decode(text)
-    except _Refused as error:
+    except _RefusedError as error:
         raise CheckpointError(f"{where}: {error}") from error
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{where}: not JSON: {error.msg} at character {error.pos}") from error
@@ -119,7 +119,7 @@ def _pairs_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _Refused(f'key "{safe(key[:200])}" appears twice')
+                raise _RefusedError(f'key "{safe(key[:200])}" appears twice')
             seen.add(key)
     return found
 
@@ -129,13 +129,13 @@ def _pairs_agreeing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         for key, value in pairs:
             if found[key] != value:
-                raise _Refused(f'key "{safe(key[:200])}" appears twice with different values')
+                raise _RefusedError(f'key "{safe(key[:200])}" appears twice with different values')
     return found
 
 
 def _exact_integer(text: str) -> int | float:
     if len(text) > _LONGEST_NUMBER:
-        raise _Refused(f"a number of {len(text)} digits")
+        raise _RefusedError(f"a number of {len(text)} digits")
     if text[0] == "-":
         return float(text)
     value = int(text)
@@ -146,12 +146,12 @@ def _exact_float(text: str) -> float:
     # serde_json is a few ulps off and refuses what overflows: stay well away from its border.
     value = float(text) if len(text) <= _LONGEST_NUMBER else math.inf
     if abs(value) > 1e300:
-        raise _Refused("a number out of range")
+        raise _RefusedError("a number out of range")
     return value
 
 
 def _no_constant(text: str) -> None:
-    raise _Refused(f"{text} is not JSON")
+    raise _RefusedError(f"{text} is not JSON")
 
 
 _EXACT = json.JSONDecoder(

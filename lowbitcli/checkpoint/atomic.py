@@ -1,0 +1,203 @@
+"""The operations of the file system that `StagedOutput` is made of: lock, rename, sync, and their
+errors in words.
+
+    lock         flock on a file that its owner removes; after flock the file must still have its
+    name new          renameat2(RENAME_NOREPLACE), else link and unlink: never puts one thing over
+    another exchange     renameat2(RENAME_EXCHANGE): two names swapped at once; False where
+    unsupported
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lowbitcli.errors import BusyError, OutputError, UsageError
+from lowbitcli.tensors import safe
+
+_NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h
+_AT_FDCWD = -100  # fcntl.h
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_ADVICE = {
+    errno.ENOSPC: "free some space or write elsewhere",
+    errno.EDQUOT: "the quota is used up: free some space or write elsewhere",
+    errno.EFBIG: "larger than the limit: see `ulimit -f`, or write smaller shards",
+    errno.EACCES: "no permission: write elsewhere, or ask who owns the folder",
+    errno.EPERM: "not permitted: write elsewhere, or ask who owns the folder",
+    errno.EROFS: "the file system is read-only: write elsewhere",
+    errno.ENAMETOOLONG: "choose a shorter name; until it is complete it carries 9 characters more",
+    errno.ENOTDIR: "a part of the path is a file",
+    errno.EIO: "the disk or its connection fails: do not trust what is on it",
+    errno.EMFILE: "too many open files: see `ulimit -n`, or write fewer shards",
+}
+
+
+def output_error(path: Path, error: OSError, needed: int = 0) -> OutputError:
+    """Return the error for the user that an OSError on `path` amounts to."""
+    message = f"{safe(str(path))}: {error.strerror or error}"
+    if error.errno == errno.ENOSPC:
+        with contextlib.suppress(OSError):
+            message += f": {needed} bytes needed, {free_bytes(path.parent)} free"
+    return OutputError(message, hint=_ADVICE.get(error.errno or 0, ""))
+
+
+@contextlib.contextmanager
+def os_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn an OSError on `path` into an OutputError."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(path, error, needed) from error
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that this user may still write in the file system of `folder`."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def check_space(target: Path, needed: int) -> None:
+    """Raise OutputError where less than `needed` bytes are free beside `target`."""
+    with os_errors(target.parent):
+        free = free_bytes(target.parent)
+    if needed > free:
+        raise OutputError(
+            f"{safe(str(target))}: {needed} bytes are needed, {free} are free",
+            hint=_ADVICE[errno.ENOSPC],
+        )
+
+
+def take_lock(path: Path, holder_of: Path) -> int:
+    """Lock the file at `path`, made where there is none, and return its descriptor.
+
+    Raises:
+        BusyError: another process holds it; `holder_of` is what it is said to be writing.
+        OutputError: it cannot be made, or locks are not supported there.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    while True:
+        with os_errors(path):
+            fd = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            there = os.stat(path, follow_symlinks=False)
+        except FileNotFoundError:
+            there = None
+        except BlockingIOError as error:
+            os.close(fd)
+            raise BusyError(
+                f"{safe(str(holder_of))}: another run is writing it",
+                hint="wait for it, or stop it",
+            ) from error
+        except OSError as error:
+            os.close(fd)
+            raise output_error(path, error) from error
+        if there is not None and os.path.samestat(there, os.fstat(fd)):
+            return fd
+        # Its owner removed it between our open and our flock.
+        os.close(fd)
+
+
+def drop_lock(fd: int, path: Path) -> None:
+    """Remove a lock's file while it is still held, then let go."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    os.close(fd)
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Rename `source` to `target`; FileExistsError where there is something, which then stays."""
+    if _renameat2(source, target, _NOREPLACE):
+        return
+    if stat.S_ISDIR(os.lstat(source).st_mode):
+        # Replaces an empty directory at most.
+        os.rename(source, target)
+    else:
+        os.link(source, target)
+        os.unlink(source)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two names at once; return False, with nothing done, where that is not supported."""
+    return _renameat2(one, other, _EXCHANGE)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a directory with what is in it; nothing there is well."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable.
+
+    Raises:
+        OutputError: the file system fails.
+    """
+    with os_errors(folder):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Some network file systems cannot sync a folder, and need not.
+            if error.errno not in UNSUPPORTED:
+                raise
+        finally:
+            os.close(fd)
+
+
+def make_parents(target: Path) -> list[Path]:
+    """Make the folders that `target` needs and return them, the innermost first."""
+    made: list[Path] = []
+    missing = target.parent
+    while not os.path.lexists(missing):
+        made.append(missing)
+        missing = missing.parent
+    with os_errors(target.parent):
+        os.makedirs(target.parent, exist_ok=True)
+    return made
+
+
+def refuse_sources(target: Path, sources: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise UsageError where writing `target` would touch a source; `target` is a real path."""
+    where = safe(str(target))
+    for source in sources:
+        real = Path(os.path.realpath(source))
+        if target == real or _same(target, real):
+            raise UsageError(f"{where}: is the source", hint="write to another place")
+        if target in real.parents:
+            raise UsageError(f"{where}: holds the source", hint="write to another place")
+        if real.is_dir() and any(_same(target, Path(x.path)) for x in os.scandir(real)):
+            raise UsageError(
+                f"{where}: is a part of the source {safe(str(real))}", hint="write to another place"
+            )
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _renameat2(source: Path, target: Path, flag: int) -> bool:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(target))
