@@ -1,0 +1,23 @@
+"""Recipes: which weights get which scheme. YAML in, rules out; see `model` for the language and `patterns` for names."""
+
+from lowbitcli.recipe.defaults import FuseGroup, KeptKind
+from lowbitcli.recipe.load import Shipped, for_scheme, init, load, names
+from lowbitcli.recipe.matcher import Decision, Matcher
+from lowbitcli.recipe.model import Recipe, Rule, schema
+from lowbitcli.recipe.patterns import Pattern
+
+__all__ = [
+    "Decision",
+    "FuseGroup",
+    "KeptKind",
+    "Matcher",
+    "Pattern",
+    "Recipe",
+    "Rule",
+    "Shipped",
+    "for_scheme",
+    "init",
+    "load",
+    "names",
+    "schema",
+]

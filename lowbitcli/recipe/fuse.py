@@ -1,0 +1,59 @@
+"""Groups of weights that are served as one matrix and so share what is one number for all of them."""
+
+from collections.abc import Iterable
+
+from lowbitcli.recipe.defaults import SLOT, FuseGroup
+
+
+def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
+    """Return the key of its group for each name that a template takes, in time linear in the names.
+
+    Names with the same common part are in one group, also where members are missing; the key shows them:
+    `model.layers.0.mlp.{gate_proj,up_proj}`. A name that two templates take joins their groups.
+    """
+    tails: dict[str, list[tuple[str, FuseGroup]]] = {}
+    for one in fused:
+        for member in one.members:
+            head, _, tail = member.partition(SLOT)
+            tails.setdefault(tail, []).append((head, one))
+    depths = sorted({tail.count(".") for tail in tails})
+
+    first: dict[str, str] = {}
+    joined: dict[str, str] = {}
+    for name in names:
+        module = name.removesuffix(".weight")
+        for tail in _tails(module, depths):
+            for head, one in tails.get(tail, ()):
+                if module.startswith(head) and len(module) > len(head) + len(tail):
+                    key = _key(one, module[len(head) : len(module) - len(tail)])
+                    other = first.setdefault(name, key)
+                    _join(joined, other, key)
+    return {name: _root(joined, key) for name, key in first.items()}
+
+
+def _tails(module: str, depths: list[int]) -> list[str]:
+    out = []
+    for depth in depths:
+        parts = module.rsplit(".", depth)
+        if len(parts) == depth + 1:
+            out.append(module[len(parts[0]) :])
+    return out
+
+
+def _key(one: FuseGroup, common: str) -> str:
+    heads = {member.partition(SLOT)[0] for member in one.members}
+    tails = [member.partition(SLOT)[2].removeprefix(".") for member in one.members]
+    head = heads.pop() if len(heads) == 1 else "|".join(sorted(heads))
+    return f"{head}{common}.{{{','.join(tails)}}}"
+
+
+def _join(joined: dict[str, str], one: str, other: str) -> None:
+    one, other = _root(joined, one), _root(joined, other)
+    if one != other:
+        joined[other] = one
+
+
+def _root(joined: dict[str, str], key: str) -> str:
+    while key in joined:
+        key = joined[key]
+    return key

@@ -1,0 +1,213 @@
+"""A `Recipe`: which weights get which scheme, as an ordered list of rules of which the first that matches wins."""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from lowbitcli.errors import RecipeError
+from lowbitcli.recipe.defaults import FuseGroup, KeptKind, load_defaults
+from lowbitcli.recipe.document import Mapping, did_you_mean, place, place_of
+from lowbitcli.recipe.fuse import group
+from lowbitcli.recipe.patterns import Pattern
+from lowbitcli.schemes import BY_NAME, SCHEMES
+
+AUTO = "auto"
+CONTAINERS = ("plain", "lowbit", "compressed-tensors")
+ACTIVATIONS = ("none", "dynamic", "static")
+
+
+def _one_or_more(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _known(word: Any, known: tuple[str, ...], what: str) -> Any:
+    if isinstance(word, str) and word not in known:
+        raise RecipeError(
+            f"{what} {str(word)!r} is unknown", where=place_of(word), hint=did_you_mean(word, known)
+        )
+    return word
+
+
+def _scheme_name(value: Any) -> Any:
+    if isinstance(value, str) and value not in BY_NAME:
+        hint = did_you_mean(value, BY_NAME, f"known: {', '.join(s.name for s in SCHEMES)}")
+        raise RecipeError(f"scheme {str(value)!r} is unknown", where=place_of(value), hint=hint)
+    return BY_NAME[value].name if isinstance(value, str) else value
+
+
+def _container_name(value: Any) -> Any:
+    return _known(value, (AUTO, *CONTAINERS), "container")
+
+
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_one_or_more)]
+
+
+class Rule(BaseModel):
+    """What happens to the weights that `match` takes and `exclude` does not: a scheme, or `keep`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    match: Patterns = Field(min_length=1)
+    scheme: Annotated[str, BeforeValidator(_scheme_name)] | None = None
+    keep: bool = False
+    scale: str = ""
+    activations: Literal["none", "dynamic", "static"] = "none"
+    exclude: Patterns = ()
+    where: SkipJsonSchema[str] = Field("", exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        data = _without_synonyms(value, {"ignore": "exclude"})
+        _refuse_unknown(value, cls)
+        scheme, keep = data.get("scheme"), data.get("keep") is True
+        if (scheme is None) != keep:
+            message = (
+                "a rule has a scheme or keep: true, not both"
+                if keep
+                else "a rule needs a scheme, or keep: true"
+            )
+            raise RecipeError(message, where=place_of(value))
+        if isinstance(scheme, str):
+            chosen = BY_NAME[_scheme_name(scheme)]
+            data["scale"] = data.get("scale") or chosen.rules[0]
+            _known(data["scale"], chosen.rules, f"scale rule of {chosen.name}")
+            if data.get("activations") is None:
+                weights_only = chosen.element.bits < 8 or scheme.upper().endswith("A16")
+                data["activations"] = "none" if weights_only else "dynamic"
+            _known(data["activations"], ACTIVATIONS, "activations option")
+        elif data.keys() & {"scale", "activations"}:
+            message = "a rule that keeps has no scale and no activations"
+            raise RecipeError(message, where=place_of(value))
+        return {**data, "where": place_of(value)}
+
+
+class Recipe(BaseModel):
+    """Which weights get which scheme, and what else a run depends on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = ""
+    description: str = ""
+    container: Annotated[str, BeforeValidator(_container_name)] = AUTO
+    rules: tuple[Rule, ...] = ()
+    keep: Patterns = ()
+    defaults: dict[str, Literal["keep", "quantize"]] = Field(default_factory=dict)
+    fuse: tuple[FuseGroup, ...] = ()
+    nonfinite: Literal["error", "keep"] = "error"
+    thresholds: dict[Literal["sqnr_db"], float] = Field(default_factory=dict)
+    consumer: str = ""
+    layout: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        data = _without_synonyms(value, {"ignore": "keep", "exclude": "keep"})
+        _refuse_unknown(value, cls)
+        known = tuple(kind.name for kind in load_defaults().kinds)
+        chosen = data.get("defaults")
+        for name in [*(chosen if isinstance(chosen, dict) else ()), *_listed(data, "quantize")]:
+            _known(name, known, "kept kind")
+        listed = {name: "quantize" for name in _listed(data, "quantize")}
+        data.pop("quantize", None)
+        if listed:
+            data["defaults"] = {**(chosen or {}), **listed}
+        return data
+
+    @property
+    def kinds(self) -> tuple[KeptKind, ...]:
+        """The kinds of tensors that this recipe keeps."""
+        kinds = load_defaults().kinds
+        return tuple(kind for kind in kinds if self.defaults.get(kind.name) != "quantize")
+
+    @property
+    def digest(self) -> str:
+        """A sha256 of all that decides what is written: the same whatever the file's name, comments and order of keys."""
+        data = self.model_dump(mode="json", exclude={"name", "description", "defaults"})
+        data["kinds"] = [kind.model_dump(mode="json") for kind in self.kinds]
+        data["fused"] = [one.model_dump(mode="json") for one in load_defaults().fuse]
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def groups(self, names: Any) -> dict[str, str]:
+        """Return the key of its group for each of the names that is a member of a fused matrix."""
+        return group(names, (*load_defaults().fuse, *self.fuse))
+
+    def over(self, base: "Recipe") -> "Recipe":
+        """Return this recipe as an extension of `base`: own rules are tried first, what is not said is the base's."""
+        said = {name: getattr(self, name) for name in self.model_fields_set}
+        said["rules"] = (*self.rules, *base.rules)
+        said["keep"] = (*self.keep, *base.keep)
+        said["fuse"] = (*self.fuse, *base.fuse)
+        said["defaults"] = {**base.defaults, **self.defaults}
+        said["thresholds"] = {**base.thresholds, **self.thresholds}
+        said["layout"] = {**base.layout, **self.layout}
+        return base.model_copy(update={"description": "", **said, "name": self.name})
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a recipe file."""
+    result = Recipe.model_json_schema()
+    properties = result["properties"]
+    properties.pop("name")
+    kinds = [kind.name for kind in load_defaults().kinds]
+    properties["extends"] = {"type": "string", "title": "Extends"}
+    properties["quantize"] = {"type": "array", "items": {"enum": kinds}, "title": "Quantize"}
+    patterns = {"$ref": "#/$defs/Pattern"}
+    several = {"anyOf": [patterns, {"type": "array", "items": patterns}]}
+    result["$defs"]["Pattern"] = {"type": "string", "title": "Pattern"}
+    result["$defs"]["FuseGroup"] = {
+        "type": "array",
+        "items": {"type": "string"},
+        "minItems": 2,
+        "title": "FuseGroup",
+    }
+    properties.update(dict.fromkeys(("keep", "ignore", "exclude"), several))
+    properties["container"]["enum"] = [AUTO, *CONTAINERS]
+    rule = result["$defs"]["Rule"]["properties"]
+    rule.update(dict.fromkeys(("match", "exclude", "ignore"), several))
+    rule["scheme"] = {"enum": list(BY_NAME), "title": "Scheme"}
+    return result
+
+
+def _listed(data: dict[str, Any], key: str) -> list[Any]:
+    value = data.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise RecipeError(f"{key} is a list of kept kinds", where=place(data, [key]))
+    return list(value)
+
+
+def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, item in value.items():
+        name = synonyms.get(key, key)
+        if name in data:
+            message = f"{str(key)!r} and {name!r} mean the same: write one of them"
+            raise RecipeError(message, where=place_of(key))
+        data[name] = item
+    return data
+
+
+_SYNONYMS = {"Rule": ("ignore",), "Recipe": ("ignore", "exclude", "quantize", "extends")}
+_OURS = ("where", "name")
+
+
+def _refuse_unknown(value: dict[str, Any], model: type[BaseModel]) -> None:
+    if not isinstance(value, Mapping):
+        return
+    known = [key for key in model.model_fields if key not in _OURS] + list(
+        _SYNONYMS[model.__name__]
+    )
+    for key in value:
+        if key not in known:
+            message = f"key {str(key)!r} is unknown"
+            raise RecipeError(message, where=place_of(key), hint=did_you_mean(key, known))

@@ -1,0 +1,195 @@
+"""Patterns over tensor names: literals, globs, and regular expressions whose matching time is bounded.
+
+| written | takes |
+|---|---|
+| `lm_head.weight`, `lm_head` | that tensor, or the weight of that module |
+| `*.mlp.*` | a glob over the whole name, `*` `?` `[abc]` `[!abc]`, case sensitive; `*` also crosses dots |
+| `re:.*_proj$` | a regular expression, anchored at the start as `re.match` does (as in compressed-tensors) |
+
+Each is tried on the tensor's name and on its module's, the name without `.weight`.
+
+A backtracking matcher tries at most as many ways as the variable parts of a pattern can be combined. For k
+unbounded repeats over a name of n characters that is C(n + k, k), times the alternatives. Patterns above
+MAX_WAYS for n = MAX_NAME are refused, and so are repeats of something that can itself match in several ways.
+"""
+
+import math
+import re
+import warnings
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from lowbitcli.errors import RecipeError
+from lowbitcli.recipe.document import Text, place_of
+
+try:  # where the parser of regular expressions lives depends on Python: 3.11 and later, 3.10
+    from re import _parser as sre  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError:
+    import sre_parse as sre
+
+MAX_PATTERN = 512
+MAX_NAME = 256  # longer tensor names are matched by no pattern
+MAX_WAYS = 2**24
+MAX_NESTING = 16
+
+_WEIGHT = r"(?:\.weight)?\Z"
+
+
+class Pattern(BaseModel):
+    """One pattern of a recipe; `where` is its place, `shipped` is it from a file of this package."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    where: SkipJsonSchema[str] = Field("", exclude=True)
+    shipped: SkipJsonSchema[bool] = Field(False, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, Pattern):
+            return value
+        if not isinstance(value, str):
+            raise ValueError("a pattern is text")
+        shipped = isinstance(value, Text) and value.shipped
+        _check(value)
+        return {"text": str(value), "where": place_of(value), "shipped": shipped}
+
+    @property
+    def is_regex(self) -> bool:
+        return self.text.startswith("re:")
+
+    @property
+    def is_literal(self) -> bool:
+        return not self.is_regex and not any(char in self.text for char in "*?[")
+
+    def source(self, counter: list[int]) -> str:
+        """Return the regular expression for this; `counter` numbers groups where many are combined.
+
+        Those of globs and literals take the tensor's name and the module's, those of `re:` are to be tried on both.
+        """
+        if self.is_regex:
+            return f"(?:{self.text[3:]})"
+        return _glob(self.text, counter) + _WEIGHT
+
+
+def _check(text: str) -> None:
+    where = place_of(text)
+    if not text or text == "re:":
+        raise RecipeError("a pattern is empty", where=where, hint='to take everything, write "*"')
+    if len(text) > MAX_PATTERN:
+        raise RecipeError(f"a pattern has at most {MAX_PATTERN} characters", where=where)
+    if text.startswith("re:"):
+        _check_regex(text[3:], where)
+        return
+    try:
+        re.compile(_glob(text, [0]))
+    except re.error as error:
+        raise RecipeError(f"{str(text)!r} is no pattern: {error}", where=where) from error
+
+
+def _check_regex(text: str, where: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tree = sre.parse(text)
+        if tree.state.flags & ~re.UNICODE:
+            raise _Refused("flags such as (?i) are not taken")
+        ways, repeats = _ways(list(tree), 0, last=True)
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError, Warning) as error:
+        message = f"{'re:' + text!r} is no regular expression: {error}"
+        raise RecipeError(message, where=where) from error
+    except _Refused as error:
+        raise RecipeError(f"{'re:' + text!r}: {error}", where=where) from error
+    if ways * math.comb(MAX_NAME + repeats, repeats) > MAX_WAYS:
+        raise RecipeError(
+            f"{'re:' + text!r} could take too long to match",
+            where=where,
+            hint="use fewer of .* and of alternatives, or several patterns",
+        )
+
+
+class _Refused(ValueError):
+    pass
+
+
+def _ways(items: list[Any], depth: int, last: bool = False) -> tuple[int, int]:
+    """Return in how many ways a sequence can match: alternatives multiplied, and the number of unbounded repeats.
+
+    `last`: the sequence ends the pattern. A repeat of any character there never has to try again.
+    """
+    if depth > MAX_NESTING:
+        raise _Refused(f"is nested deeper than {MAX_NESTING}")
+    ways, repeats = 1, 0
+    for index, (op, argument) in enumerate(items):
+        more, unbounded = _ways_of(op, argument, depth)
+        if unbounded and last and index == len(items) - 1 and str(op) == "MAX_REPEAT":
+            inner = list(argument[2])
+            if len(inner) == 1 and str(inner[0][0]) == "ANY":
+                continue
+        ways, repeats = ways * more, repeats + unbounded
+        if ways > MAX_WAYS or repeats > MAX_NAME:
+            return MAX_WAYS + 1, 0
+    return ways, repeats
+
+
+def _ways_of(op: Any, argument: Any, depth: int) -> tuple[int, int]:
+    name = str(op)
+    if name in ("LITERAL", "NOT_LITERAL", "ANY", "IN", "AT"):
+        return 1, 0
+    if name in ("ASSERT", "ASSERT_NOT"):
+        return _ways(list(argument[1]), depth + 1)
+    if name == "SUBPATTERN":
+        group, added, removed, body = argument
+        if added or removed:
+            raise _Refused("flags such as (?i) are not taken")
+        return _ways(list(body), depth + 1)
+    if name == "BRANCH":
+        parts = [_ways(list(part), depth + 1) for part in argument[1]]
+        return sum(ways for ways, _ in parts), max(repeats for _, repeats in parts)
+    if name in ("MAX_REPEAT", "MIN_REPEAT"):
+        low, high, body = argument
+        ways, repeats = _ways(list(body), depth + 1)
+        if high > 1 and (ways > 1 or repeats):
+            raise _Refused("repeats something that can match in several ways, as (a+)+ does")
+        if high - low > 16:
+            return ways, repeats + 1
+        return ways * (high - low + 1), repeats
+    raise _Refused("uses more than . [] () | * + ? {} ^ $ and lookahead")
+
+
+def _glob(text: str, counter: list[int]) -> str:
+    """Return the regular expression of a glob, in which no `*` but the last is ever tried again.
+
+    The first place where the text between two stars fits is always the right one, so a lookahead with a group keeps it.
+    """
+    pieces = [_no_stars(piece) for piece in re.split(r"\*+", text)]
+    if len(pieces) == 1:
+        return pieces[0]
+    out = [pieces[0]]
+    for piece in pieces[1:-1]:
+        counter[0] += 1
+        group = f"s{counter[0]}"
+        out.append(f"(?=(?P<{group}>.*?{piece}))(?P={group})")
+    return "".join([*out, ".*", pieces[-1]])
+
+
+def _no_stars(piece: str) -> str:
+    out, index = [], 0
+    while index < len(piece):
+        char = piece[index]
+        end = piece.find("]", index + 2)
+        if char == "[" and end > 0:
+            body = piece[index + 1 : end]
+            negated, body = body[0] == "!" and len(body) > 1, body
+            body = body[1:] if negated else body
+            kept = re.sub(r"([\\\[\]^&~|])", r"\\\1", body)
+            out.append(f"[{'^' if negated else ''}{kept}]")
+            index = end + 1
+            continue
+        out.append("." if char == "?" else re.escape(char))
+        index += 1
+    return "".join(out)
