@@ -1,7 +1,7 @@
 """What was written, so that it can be proved later: a hash per tensor, a digest per file.
 
     tensor   xxh3_128 of its bytes, 32 hexadecimal digits
-    file     sha256 over (u64 LE length of the name, name in UTF-8, 16 bytes of hash), names in order:
+    file     sha256 over (u64 LE length of the name, name in UTF-8, 16 bytes of hash), by name:
              a tree, so that a digest of 100 GB does not have to be computed in sequence
     header   sha256 of the file's first bytes, length and JSON
 
@@ -184,8 +184,11 @@ def read(document: Mapping[str, Any], where: str) -> Manifest:
         )
     files, recipe = document.get("files"), document.get("recipe", {})
     texts = [document.get(key, "") for key in ("version", "plan")]
-    objects = isinstance(files, dict) and isinstance(recipe, dict)
-    if not objects or not all(isinstance(text, str) for text in texts):
+    if (
+        not isinstance(files, dict)
+        or not isinstance(recipe, dict)
+        or not all(isinstance(text, str) for text in texts)
+    ):
         raise CheckpointError(f"{where}: not a manifest")
     return Manifest({file: _proof(x, file, where) for file, x in files.items()}, recipe, *texts)
 
@@ -265,6 +268,8 @@ def _from_header(header: Header, file: str, where: str) -> Manifest:
         recipe = json.loads(found.get(RECIPE, "{}"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: {RECIPE} is not JSON") from error
+    if not isinstance(recipe, dict):
+        raise CheckpointError(f"{where}: {RECIPE} is not an object")
     proof = FileProof(found[DIGEST], tensors, found[HEADER])
     return Manifest({file: proof}, recipe, found.get(VERSION, ""), found.get(PLAN, ""))
 

@@ -6,9 +6,9 @@
 
 | target | how it is renamed |
 |---|---|
-| new | renameat2(RENAME_NOREPLACE), else link: what appeared meanwhile is not overwritten |
+| new | renameat2(RENAME_NOREPLACE), else link: overwrites nothing |
 | a file, forced | rename |
-| a directory, forced | renameat2(RENAME_EXCHANGE), else the old one is moved to `.<name>.old` first |
+| a directory, forced | renameat2(RENAME_EXCHANGE), else the old one moves to `.<name>.old` |
 
 A crash between the last two renames is put right by the next run.
 Leaving the `with` without having published, by an exception or not, removes what was staged.
@@ -261,7 +261,7 @@ class StagedOutput:
             self._refuse_to_replace(where)
 
     def _refuse_to_replace(self, where: str) -> None:
-        """Refuse to replace a directory that is no checkpoint: a slip in a path must not cost a home."""
+        """Refuse to replace what is no checkpoint: a slip in a path must not cost a home."""
         with os_errors(self.target):
             names = os.listdir(self.target)
         if names and not any(name == MANIFEST or name.endswith(SUFFIX) for name in names):
