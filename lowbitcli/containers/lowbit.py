@@ -158,5 +158,6 @@ LOWBIT = Container(
     detect=detect,
     examine=examine,
     declare=declare,
-    activations={scheme.name: ("none",) for scheme in SCHEMES},
+    # how activations are computed is left to whoever reads the file
+    activations={scheme.name: ("none", "dynamic") for scheme in SCHEMES},
 )

@@ -3,11 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lowbitcli.containers.container import Container, Declaration, Declared, Examination, Listing
+from lowbitcli.containers.container import (
+    Container,
+    Declaration,
+    Declared,
+    Examination,
+    Finding,
+    Listing,
+)
 
 # What in a config.json speaks of quantization, and is dropped where weights no longer are
 # quantized.
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+
+# Names that only quantized weights have. A file that holds them without saying how they are to be
+# read (its config.json lies elsewhere, or its metadata was lost) is not read by guessing.
+QUANTIZED_SUFFIXES = (
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".weight_scale_2",
+    ".weight_global_scale",
+    ".comfy_quant",
+)
 
 
 def detect(listing: Listing) -> bool:
@@ -16,7 +34,14 @@ def detect(listing: Listing) -> bool:
 
 
 def examine(listing: Listing) -> Examination:
-    return Examination({})
+    """Find no quantized weight, and a finding for each tensor whose name says that it is part
+    of one."""
+    findings = tuple(
+        Finding("unknown", name, "part of a quantized weight, but nothing says of which kind")
+        for name in listing.tensors
+        if name.endswith(QUANTIZED_SUFFIXES)
+    )
+    return Examination({}, findings)
 
 
 def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | None) -> Declared:

@@ -1,0 +1,137 @@
+"""The library's front door: plan, inspect, quantize, dequantize and verify, without a terminal.
+
+Everything here takes paths and returns values; nothing prints.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowbit_kernels.error import Sums
+from lowbitcli.errors import UsageError
+from lowbitcli.pipeline.arithmetic import device_of
+from lowbitcli.pipeline.run import Progress, Result, find_non_finite, run
+from lowbitcli.plan.inspection import Inspection, inspect
+from lowbitcli.plan.nouns import Plan
+from lowbitcli.plan.prepare import (
+    PathLike,
+    Request,
+    dequantization,
+    plan_quantize,
+    quantization,
+)
+
+NON_FINITE = ("error", "keep")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did: the plan it followed, where the output is, errors by weight, time, memory.
+
+    `non_finite` are weights that were kept because they hold NaN or Inf: name -> what was found.
+    `moved` counts global scales that a container could only store to an ulp. Memory is in bytes.
+    """
+
+    plan: Plan
+    output: Path
+    errors: dict[str, Sums]
+    non_finite: dict[str, str]
+    moved: int
+    seconds: float
+    peak_rss: int
+    peak_gpu: int
+
+    @property
+    def bytes_in(self) -> int:
+        return self.plan.bytes_in
+
+    @property
+    def bytes_out(self) -> int:
+        return self.plan.bytes_out
+
+    def worst(self, number: int = 5) -> list[tuple[str, Sums]]:
+        """Return the weights with the largest relative error, worst first."""
+        ranked = sorted(self.errors.items(), key=lambda item: (-item[1].relative, item[0]))
+        return ranked[:number]
+
+
+def quantize(
+    source: PathLike,
+    output: PathLike | None = None,
+    request: Request | None = None,
+    *,
+    device: str = "auto",
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Quantize a checkpoint; the output appears whole or not at all.
+
+    `request` says how (default: NVFP4); without `output` it goes beside the source.
+
+    Raises:
+        LowbitError: see lowbitcli.errors for what can go wrong, by kind.
+    """
+    request = request or Request()
+    where = device_of(device)
+    with quantization(source, output, request) as (plan, checkpoint, recipe):
+        policy = request.nonfinite or recipe.nonfinite
+        if policy not in NON_FINITE:
+            raise UsageError(f"no policy {policy!r} for NaN and Inf", hint="error or keep")
+        found = find_non_finite(plan, checkpoint, progress) if policy == "keep" else {}
+        if not found:
+            result = run(plan, checkpoint, _due(plan), where, force=force, progress=progress)
+            return _outcome(plan, result, {})
+    with quantization(source, output, request, frozenset(found)) as (plan, checkpoint, _):
+        result = run(plan, checkpoint, _due(plan), where, force=force, progress=progress)
+        return _outcome(plan, result, found)
+
+
+def dequantize(
+    source: PathLike,
+    output: PathLike | None = None,
+    *,
+    dtype: str = "bf16",
+    device: str = "auto",
+    force: bool = False,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Turn every quantized weight of a checkpoint into `dtype`: bf16, fp16 or fp32.
+
+    Raises:
+        LowbitError: see lowbitcli.errors for what can go wrong, by kind.
+    """
+    where = device_of(device)
+    with dequantization(source, output, dtype, strict=strict) as (plan, checkpoint):
+        result = run(plan, checkpoint, _due(plan), where, force=force, progress=progress)
+        return _outcome(plan, result, {})
+
+
+def _due(plan: Plan) -> Path:
+    if plan.output is None:
+        raise UsageError("the plan has no output")
+    return plan.output
+
+
+def _outcome(plan: Plan, result: Result, non_finite: dict[str, str]) -> Outcome:
+    return Outcome(
+        plan,
+        _due(plan),
+        result.errors,
+        non_finite,
+        result.moved,
+        result.seconds,
+        result.peak_rss,
+        result.peak_gpu,
+    )
+
+
+__all__ = [
+    "Inspection",
+    "Outcome",
+    "Plan",
+    "Request",
+    "dequantize",
+    "inspect",
+    "plan_quantize",
+    "quantize",
+]

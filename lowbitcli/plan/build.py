@@ -1,0 +1,237 @@
+"""Make a plan: from a checkpoint's headers and a recipe to every read and write, on paper."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lowbitcli import __version__
+from lowbitcli.checkpoint import manifest, shard_index
+from lowbitcli.checkpoint.header import lay_out
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.containers import Container
+from lowbitcli.containers.container import Declaration
+from lowbitcli.containers.plain import PLAIN
+from lowbitcli.errors import UsageError
+from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
+from lowbitcli.plan.digest import digest
+from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
+from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
+from lowbitcli.recipe import Recipe
+from lowbitcli.schemes import Scheme
+from lowbitcli.tensors import DATA, FLOATING, TensorSpec, safe
+
+# Header metadata that speaks of how a file is stored, and is not carried over to another container.
+STORAGE_METADATA = ("lowbit.", "_quantization_metadata")
+
+# Files that say how the source was quantized, and would be wrong beside the output.
+QUANTIZATION_FILES = ("hf_quant_config.json",)
+
+
+def build(checkpoint: Checkpoint, recipe: Recipe, conditions: Conditions) -> Plan:
+    """Plan a quantization.
+
+    Raises:
+        CheckpointError: the source is wrong, or declares what is not read.
+        RecipeError: the recipe asks for what cannot be done; see `choose`.
+    """
+    source = examine(checkpoint)
+    refuse_findings(source)
+    container = PLAIN if conditions.fake else conditions.container
+    if container.needs_config and checkpoint.config is None:
+        raise UsageError(
+            f"{container.name} needs a config.json, and {safe(str(checkpoint.path))} has none",
+            hint="--container lowbit writes a file that describes itself",
+        )
+    model = str((checkpoint.config or {}).get("model_type", ""))
+    conditions = replace(conditions, transposed=model in TRANSPOSED_MODELS)
+    choices = choose(source.weights, recipe, conditions)
+    weights = [
+        _quantized(weight, choices[name], container, conditions.fake)
+        for name, weight in source.weights.items()
+    ]
+    said = {"name": recipe.name, "digest": recipe.digest, "fake": conditions.fake}
+    return _assemble(checkpoint, source, weights, container, said)
+
+
+def build_dequantize(checkpoint: Checkpoint, dtype: str) -> Plan:
+    """Plan a dequantization of every quantized weight to `dtype` (F32, BF16 or F16).
+
+    Raises:
+        CheckpointError: the source is wrong, or declares what is not read.
+        UsageError: `dtype` is no dtype to dequantize to.
+    """
+    if dtype not in FLOATING:
+        raise UsageError(f"cannot dequantize to {dtype}", hint="use bf16, fp16 or fp32")
+    source = examine(checkpoint)
+    refuse_findings(source)
+    weights = [_dequantized(weight, dtype) for weight in source.weights.values()]
+    return _assemble(checkpoint, source, weights, PLAIN, {"dequantize": dtype})
+
+
+def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake: bool) -> Weight:
+    fake = fake and choice.target is not None
+    scheme = None if fake else choice.target
+    return Weight(
+        weight.name,
+        weight.shape,
+        weight.dtype or "BF16",
+        weight.scheme,
+        choice.target,
+        weight.reads,
+        _writes(weight, scheme, weight.dtype or "BF16", container),
+        rule=choice.rule,
+        activations=choice.activations,
+        fake=fake,
+        kept=choice.kept,
+        group=choice.group,
+    )
+
+
+def _dequantized(weight: SourceWeight, dtype: str) -> Weight:
+    dtype = dtype if weight.scheme is not None else weight.dtype
+    writes = _writes(weight, None, dtype, PLAIN)
+    kept = "" if weight.scheme is not None else "not quantized"
+    return Weight(
+        weight.name, weight.shape, dtype, weight.scheme, None, weight.reads, writes, kept=kept
+    )
+
+
+def _writes(
+    weight: SourceWeight, scheme: Scheme | None, dtype: str, container: Container
+) -> dict[str, Part]:
+    """Return the tensors that hold `weight` in the output, in the file where the source has it."""
+    if scheme is None:
+        return {DATA: Part(TensorSpec(weight.name, dtype, weight.shape), weight.file)}
+    writes = {}
+    bound = container.bindings[scheme.name]
+    for part, spec in scheme.specs(weight.shape).items():
+        stored = bound[part]
+        kept = stored.layout.spec(spec)
+        name = container.part_name(weight.name, stored)
+        writes[part] = Part(TensorSpec(name, stored.dtype, kept.shape), weight.file, stored)
+    return writes
+
+
+def _assemble(
+    checkpoint: Checkpoint,
+    source: Source,
+    weights: Sequence[Weight],
+    container: Container,
+    recipe: Mapping[str, Any],
+) -> Plan:
+    declared = container.declare([_declaration(weight) for weight in weights], checkpoint.config)
+    config, sidecars = _config(checkpoint, declared.config)
+    specs, metadata = _contents(checkpoint, weights, container)
+    name = digest(checkpoint, recipe, specs, metadata, config)
+    files = _files(specs, metadata, None if checkpoint.is_directory else (recipe, name))
+    notes = [*checkpoint.notes]
+    if source.activations:
+        notes.append(f"{len(source.activations)} scales of activations are not carried over")
+    index = None
+    if checkpoint.index is not None or len(files) > 1:
+        index = shard_index.index({f.name: f.entries for f in files}, checkpoint.index)
+    return Plan(
+        source=checkpoint.path,
+        output=None,
+        directory=checkpoint.is_directory,
+        container=container.name,
+        source_container=source.container.name,
+        recipe=recipe,
+        weights=tuple(weights),
+        jobs=_jobs(weights),
+        files=files,
+        config=config,
+        index=index,
+        index_name=_index_name(files),
+        sidecars=sidecars,
+        notes=tuple(notes),
+        digest=name,
+        dropped=dict(source.activations),
+    )
+
+
+def _config(
+    checkpoint: Checkpoint, declared: Mapping[str, Any] | None
+) -> tuple[bytes | None, tuple[str, ...]]:
+    """Return the new config.json (None where it stays as it is) and the files that are copied."""
+    sidecars = [name for name in checkpoint.sidecars if name not in QUANTIZATION_FILES]
+    if declared is None or declared == checkpoint.config:
+        return None, tuple(sidecars)
+    return _json(declared), tuple(name for name in sidecars if name != "config.json")
+
+
+def _declaration(weight: Weight) -> Declaration:
+    scheme = None if weight.fake else weight.target
+    return Declaration(
+        weight.name, scheme, weight.shape, weight.dtype, weight.activations, weight.rule
+    )
+
+
+def _contents(
+    checkpoint: Checkpoint, weights: Iterable[Weight], container: Container
+) -> tuple[dict[str, list[TensorSpec]], dict[str, dict[str, str]]]:
+    """Return what each output file holds and what its header says besides."""
+    specs: dict[str, list[TensorSpec]] = {file: [] for file in checkpoint.files}
+    held: dict[str, list[Declaration]] = {file: [] for file in checkpoint.files}
+    for weight in weights:
+        for part in weight.writes.values():
+            specs[part.file].append(part.spec)
+        held[weight.writes[DATA].file].append(_declaration(weight))
+    metadata = {
+        name: {
+            **_carried(checkpoint.metadata[name]),
+            **container.declare(held[name], None).metadata,
+        }
+        for name in checkpoint.files
+    }
+    return specs, metadata
+
+
+def _files(
+    specs: Mapping[str, Sequence[TensorSpec]],
+    metadata: Mapping[str, Mapping[str, str]],
+    proof: tuple[Mapping[str, Any], str] | None,
+) -> tuple[OutputFile, ...]:
+    """Lay out the output files; the header of a single file also has room for its `proof`."""
+    files = []
+    for name, held in specs.items():
+        said = dict(metadata[name])
+        if proof is not None:
+            recipe, plan = proof
+            count = len(held)
+            said = manifest.reserve(
+                count, said, recipe=recipe, version=__version__, plan_digest=plan
+            )
+        header, entries = lay_out(held, said)
+        size = max((entry.stop for entry in entries.values()), default=len(header))
+        files.append(OutputFile(name, header, entries, size))
+    return tuple(files)
+
+
+def _index_name(files: Sequence[OutputFile]) -> str:
+    """Return what loaders of these files call their index."""
+    diffusers = any(file.name.startswith("diffusion_pytorch_model") for file in files)
+    stem = "diffusion_pytorch_model" if diffusers else "model"
+    return f"{stem}.safetensors.index.json"
+
+
+def _carried(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in metadata.items() if not k.startswith(STORAGE_METADATA)}
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _jobs(weights: Iterable[Weight]) -> tuple[Job, ...]:
+    """Group the weights that share a scale; every other weight is a job of its own."""
+    shared: dict[str, list[Weight]] = {}
+    jobs: list[Job] = []
+    for weight in weights:
+        if weight.group and not weight.recodes:
+            shared.setdefault(weight.group, []).append(weight)
+        else:
+            jobs.append(Job((weight,)))
+    jobs += [Job(tuple(members), shared=True) for members in shared.values()]
+    return tuple(sorted(jobs, key=lambda job: job.weights[0].name))

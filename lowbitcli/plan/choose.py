@@ -1,0 +1,186 @@
+"""What becomes of each weight: which rule takes it, why it is kept, who shares a scale with
+whom."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from lowbitcli.containers import Container
+from lowbitcli.errors import RecipeError, UnsupportedError
+from lowbitcli.plan.source import SourceWeight
+from lowbitcli.recipe import Decision, Matcher, Recipe, Rule
+from lowbitcli.schemes import BY_NAME, Scheme
+from lowbitcli.tensors import FLOATING, safe
+
+# Models whose linear layers are stored [in, out] (transformers' Conv1D): blocks along the last axis
+# would run along the outputs. Source: transformers 5.24, `pytorch_utils.py`.
+TRANSPOSED_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+TRANSPOSED_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a recipe makes of one weight: `target` None and `kept` why, or a scheme and its rule."""
+
+    target: Scheme | None
+    rule: str = "amax"
+    activations: str = "none"
+    kept: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the choice depends on besides the recipe.
+
+    `strict` refuses a matrix that a rule takes and its scheme cannot, instead of keeping it;
+    `split_groups` allows fused weights to differ; `non_finite` are weights that were found to
+    hold NaN or Inf and are kept; `transposed` is whether this model stores [in, out].
+    """
+
+    container: Container
+    strict: bool = False
+    split_groups: bool = False
+    non_finite: frozenset[str] = frozenset()
+    transposed: bool = False
+    fake: bool = False
+
+
+def choose(
+    weights: Mapping[str, SourceWeight], recipe: Recipe, conditions: Conditions
+) -> dict[str, Choice]:
+    """Return what becomes of every weight.
+
+    Raises:
+        RecipeError: a pattern matches nothing, a fused group is split, or a rule asks for what
+            the container or the scheme does not have.
+        UnsupportedError: under `strict`, a scheme cannot take a matrix that a rule gives it.
+    """
+    matcher = Matcher(recipe)
+    decisions = {name: matcher.decide(name) for name in weights}
+    matcher.dead(weights)
+    choices = {
+        name: _choice(weights[name], decision, conditions) for name, decision in decisions.items()
+    }
+    groups = recipe.groups([name for name, weight in weights.items() if len(weight.shape) >= 2])
+    _keep_whole_groups(choices, groups, conditions.non_finite)
+    if not conditions.split_groups:
+        _refuse_split(choices, groups, decisions)
+    return {
+        name: _grouped(choice, groups.get(name, "")) if choice.target else choice
+        for name, choice in choices.items()
+    }
+
+
+def _grouped(choice: Choice, group: str) -> Choice:
+    """Return the choice with the key of those it shares a scale with, if its scheme shares any."""
+    if choice.target is None or not choice.target.shares or not group:
+        return choice
+    return replace(choice, group=f"{group}|{choice.target.name}|{choice.rule}")
+
+
+def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) -> Choice:
+    rule = decision.rule
+    if weight.scheme is None and weight.dtype not in FLOATING:
+        return _refused(weight, decision, f"its dtype is {weight.dtype}")
+    if len(weight.shape) < 2:
+        return _refused(weight, decision, f"{len(weight.shape)}-dimensional")
+    if rule is None:
+        return _as_it_is(weight, decision.reason)
+    if not weight.name.endswith(".weight"):
+        return _refused(weight, decision, "its name does not end in .weight")
+    if len(weight.shape) > 2:
+        reason = f"{len(weight.shape)}-dimensional"
+        return _refused(weight, decision, reason, strict=conditions.strict)
+    if conditions.transposed and weight.name.split(".")[-2] in TRANSPOSED_LAYERS:
+        return _refused(weight, decision, "stored [in, out]", strict=conditions.strict)
+    if weight.name in conditions.non_finite:
+        return _as_it_is(weight, "it holds NaN or Inf")
+    scheme = BY_NAME[rule.scheme or ""]
+    try:
+        scheme.check(weight.shape)
+    except UnsupportedError as error:
+        return _refused(weight, decision, error.message, conditions.strict, error.hint)
+    _check_options(scheme, rule, decision, conditions)
+    return Choice(scheme, rule.scale, rule.activations)
+
+
+def _as_it_is(weight: SourceWeight, reason: str) -> Choice:
+    """Keep a weight: as the source has it, which may be quantized already."""
+    if weight.scheme is None:
+        return Choice(None, kept=reason)
+    return Choice(weight.scheme, kept=f"{reason}; it stays {weight.scheme.name}")
+
+
+def _refused(
+    weight: SourceWeight, decision: Decision, reason: str, strict: bool = False, hint: str = ""
+) -> Choice:
+    """Keep a weight that cannot be quantized, unless the recipe names it exactly or is strict."""
+    if decision.rule is not None and decision.exact:
+        message = f"the rule names {safe(weight.name)}, which cannot be quantized: {reason}"
+        raise RecipeError(message, where=decision.where, hint=hint)
+    if strict and decision.rule is not None:
+        hint = hint or "without --strict it is kept as it is"
+        raise UnsupportedError(f"{safe(weight.name)}: {reason}", hint=hint)
+    kept = reason if decision.rule is not None or not decision.reason else decision.reason
+    return _as_it_is(weight, kept)
+
+
+def _check_options(scheme: Scheme, rule: Rule, decision: Decision, conditions: Conditions) -> None:
+    container = conditions.container
+    if scheme.name not in container.bindings and not conditions.fake:
+        raise RecipeError(
+            f"the container {container.name} has no {scheme.name}",
+            where=decision.where,
+            hint=f"it has: {', '.join(container.bindings) or 'no quantized weights at all'}",
+        )
+    if rule.scale not in scheme.rules:
+        raise RecipeError(
+            f"{scheme.name} has no scale rule {rule.scale!r}",
+            where=decision.where,
+            hint=f"it has: {', '.join(scheme.rules)}",
+        )
+    offered = container.activations.get(scheme.name, ("none",))
+    if rule.activations not in offered and not conditions.fake:
+        raise RecipeError(
+            f"{scheme.name} in {container.name} cannot have activations {rule.activations!r}",
+            where=decision.where,
+            hint=f"it can have: {', '.join(offered)}",
+        )
+
+
+def _keep_whole_groups(
+    choices: dict[str, Choice], groups: Mapping[str, str], non_finite: Iterable[str]
+) -> None:
+    """Keep the partners of a weight that is kept for NaN or Inf: fused weights go together."""
+    because = {groups[name]: name for name in non_finite if name in groups}
+    for name, group in groups.items():
+        if group in because and name != because[group] and choices[name].target is not None:
+            reason = f"{safe(because[group])}, which it is fused with, holds NaN or Inf"
+            choices[name] = Choice(None, kept=reason)
+
+
+def _refuse_split(
+    choices: Mapping[str, Choice], groups: Mapping[str, str], decisions: Mapping[str, Decision]
+) -> None:
+    """Raise RecipeError for a fused group whose members get different schemes."""
+    members: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        members.setdefault(group, []).append(name)
+    for names in members.values():
+        kinds = {_kind(choices[name]) for name in names}
+        if len(kinds) < 2:
+            continue
+        told = ", ".join(f"{safe(name)}: {_kind(choices[name])}" for name in sorted(names))
+        where = next((decisions[name].where for name in names if decisions[name].where), "")
+        raise RecipeError(
+            f"the recipe splits a fused group ({told})",
+            where=where,
+            hint="serving programs fuse these and need one scheme; "
+            "--allow-split-groups writes it all the same",
+        )
+
+
+def _kind(choice: Choice) -> str:
+    if choice.target is None:
+        return "kept"
+    return choice.target.name if choice.rule == "amax" else f"{choice.target.name} {choice.rule}"

@@ -1,0 +1,154 @@
+"""The nouns of a plan: every read and every write of a run, known before a byte of weight is
+read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lowbitcli.checkpoint.header import Entry
+from lowbitcli.containers.container import Stored
+from lowbitcli.schemes import Scheme
+from lowbitcli.tensors import Shape, TensorSpec
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a file that holds a part of a weight, or all of it (`stored` None: as it
+    is)."""
+
+    spec: TensorSpec
+    file: str
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor of the model, quantized or not: where it comes from, what becomes of it.
+
+    `shape` and `dtype` are those of the unquantized tensor. What happens follows from the schemes:
+    none/none copies bytes, none/S quantizes, S/none dequantizes to `dtype`, S/S changes layouts
+    only, S/T dequantizes and quantizes. `fake` quantizes and stores the dequantized value.
+    `kept` says why a tensor is not quantized, "" where it is.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    source: Scheme | None
+    target: Scheme | None
+    reads: Mapping[str, Part]
+    writes: Mapping[str, Part]
+    rule: str = "amax"
+    activations: str = "none"
+    fake: bool = False
+    kept: str = ""
+    group: str = ""
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(part.spec.nbytes for part in self.reads.values())
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(part.spec.nbytes for part in self.writes.values())
+
+    @property
+    def numel(self) -> int:
+        return TensorSpec("", "U8", self.shape).numel
+
+    @property
+    def recodes(self) -> bool:
+        """Does it stay in its scheme, so that only layouts change and nothing is rounded?"""
+        return self.source is not None and self.source == self.target and not self.fake
+
+    @property
+    def copies(self) -> bool:
+        """Are the bytes written the bytes read?"""
+        if self.source is None and self.target is None:
+            return True
+        return self.recodes and all(
+            part in self.writes
+            and self.writes[part].stored == read.stored
+            and self.writes[part].spec.dtype == read.spec.dtype
+            for part, read in self.reads.items()
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What must be computed together: one weight, or weights that share a scale over all of
+    them."""
+
+    weights: tuple[Weight, ...]
+    shared: bool = False
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(weight.bytes_in for weight in self.weights)
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file on paper: its header, where each tensor lies, and how long it is."""
+
+    name: str
+    header: bytes
+    entries: Mapping[str, Entry]
+    size: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run will do. `directory` is whether the output is one; `output` may be unset.
+
+    `config` is the text of the new config.json (None: there is none), `sidecars` are files that
+    are copied, `notes` what the user should be told, `digest` names this plan: equal digests mean
+    equal output bytes.
+    """
+
+    source: Path
+    output: Path | None
+    directory: bool
+    container: str
+    source_container: str
+    recipe: Mapping[str, Any]
+    weights: tuple[Weight, ...]
+    jobs: tuple[Job, ...]
+    files: tuple[OutputFile, ...]
+    config: bytes | None
+    index: bytes | None
+    index_name: str
+    sidecars: tuple[str, ...]
+    notes: tuple[str, ...]
+    digest: str
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def bytes_in(self) -> int:
+        return sum(weight.bytes_in for weight in self.weights)
+
+    @cached_property
+    def bytes_out(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @cached_property
+    def quantized(self) -> tuple[Weight, ...]:
+        return tuple(weight for weight in self.weights if weight.target is not None)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits that an element takes on average, scales counted, over the quantized weights."""
+        elements = sum(weight.numel for weight in self.quantized)
+        return 8 * sum(weight.bytes_out for weight in self.quantized) / elements if elements else 0
+
+    @cached_property
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return scheme (or `kept`) -> (number of tensors, bytes written)."""
+        counts: dict[str, tuple[int, int]] = {}
+        for weight in self.weights:
+            label = weight.target.name if weight.target else "kept"
+            number, size = counts.get(label, (0, 0))
+            counts[label] = (number + 1, size + weight.bytes_out)
+        return dict(sorted(counts.items()))

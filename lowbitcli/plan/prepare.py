@@ -1,0 +1,125 @@
+"""From what a user asks for to a plan: open the source, find the recipe and the container, name
+the output."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lowbitcli import recipe as recipes
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.containers import Container, container
+from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
+from lowbitcli.containers.lowbit import LOWBIT
+from lowbitcli.errors import UsageError
+from lowbitcli.plan.build import build, build_dequantize
+from lowbitcli.plan.choose import Conditions
+from lowbitcli.plan.nouns import Plan
+from lowbitcli.recipe import Recipe
+from lowbitcli.tensors import safe
+
+DEFAULT_SCHEME = "nvfp4"
+DTYPE_NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "bfloat16": "BF16"}
+DTYPE_NAMES |= {"float16": "F16", "float32": "F32"}
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks of a quantization; the defaults are those of `lowbit quantize SRC`."""
+
+    scheme: str | None = None
+    recipe: PathLike | None = None
+    container: str = "auto"
+    strict: bool = False
+    nonfinite: str | None = None
+    allow_split_groups: bool = False
+    fake: bool = False
+
+
+def recipe_of(request: Request) -> Recipe:
+    """Return the recipe that is asked for, by name, by file, or the one of a scheme.
+
+    Raises:
+        UsageError: both a scheme and a recipe are asked for, or no such scheme.
+        RecipeError: the recipe is wrong.
+    """
+    if request.recipe is not None and request.scheme is not None:
+        raise UsageError("--scheme and --recipe exclude each other", hint="leave one out")
+    if request.recipe is not None:
+        return recipes.load(os.fspath(request.recipe))
+    return recipes.for_scheme(request.scheme or DEFAULT_SCHEME)
+
+
+def container_of(name: str, checkpoint: Checkpoint) -> Container:
+    """Return the container of that name; `auto` is compressed-tensors for a model directory of the
+    Hugging Face kind, and the self-describing one otherwise.
+
+    Raises:
+        UsageError: no container is called so.
+    """
+    if name != "auto":
+        return container(name)
+    config = checkpoint.config or {}
+    return COMPRESSED_TENSORS if "model_type" in config or "architectures" in config else LOWBIT
+
+
+@contextmanager
+def quantization(
+    source: PathLike,
+    output: PathLike | None,
+    request: Request,
+    non_finite: frozenset[str] = frozenset(),
+) -> Iterator[tuple[Plan, Checkpoint, Recipe]]:
+    """Plan a quantization and hold its source open; `non_finite` names weights to be kept."""
+    recipe = recipe_of(request)
+    with Checkpoint.open(source, strict=request.strict) as checkpoint:
+        asked = request.container if request.container != "auto" else recipe.container
+        conditions = Conditions(
+            container=container_of(asked, checkpoint),
+            strict=request.strict,
+            split_groups=request.allow_split_groups,
+            non_finite=non_finite,
+            fake=request.fake,
+        )
+        plan = build(checkpoint, recipe, conditions)
+        suffix = f"{recipe.name}-fake" if request.fake else recipe.name
+        yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
+
+
+@contextmanager
+def dequantization(
+    source: PathLike, output: PathLike | None, dtype: str, *, strict: bool = False
+) -> Iterator[tuple[Plan, Checkpoint]]:
+    """Plan a dequantization to `dtype` (bf16, fp16, fp32) and hold its source open.
+
+    Raises:
+        UsageError: no such dtype.
+    """
+    if dtype.lower() not in DTYPE_NAMES:
+        raise UsageError(f"no dtype {safe(dtype)!r} to dequantize to", hint="bf16, fp16 or fp32")
+    with Checkpoint.open(source, strict=strict) as checkpoint:
+        plan = build_dequantize(checkpoint, DTYPE_NAMES[dtype.lower()])
+        yield _aimed(plan, checkpoint, output, dtype.lower()), checkpoint
+
+
+def plan_quantize(source: PathLike, output: PathLike | None, request: Request) -> Plan:
+    """Plan a quantization and let go of the source: what `lowbit plan` shows."""
+    with quantization(source, output, request) as (plan, _, _):
+        return plan
+
+
+def _aimed(plan: Plan, checkpoint: Checkpoint, output: PathLike | None, suffix: str) -> Plan:
+    return replace(plan, output=Path(output) if output else beside(checkpoint, suffix))
+
+
+def beside(checkpoint: Checkpoint, suffix: str) -> Path:
+    """Return where the output goes when nobody says: beside the source, with `-suffix` in its
+    name."""
+    path = checkpoint.path
+    if checkpoint.is_directory:
+        path = Path(os.path.abspath(path))  # so that `.` has a name
+        return path.with_name(f"{path.name}-{suffix}")
+    return path.with_name(f"{path.name.removesuffix('.safetensors')}-{suffix}.safetensors")

@@ -1,0 +1,114 @@
+"""What a checkpoint holds, weight by weight: its container's examination, turned into weights
+to be read."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.containers import Container, Listing, recognise
+from lowbitcli.containers.container import Finding, QuantizedWeight
+from lowbitcli.containers.ct_config import of as quantization_config
+from lowbitcli.containers.plain import PLAIN
+from lowbitcli.errors import CheckpointError, UnsupportedError
+from lowbitcli.plan.nouns import Part
+from lowbitcli.schemes import Scheme
+from lowbitcli.tensors import DATA, Shape, safe
+
+
+@dataclass(frozen=True)
+class SourceWeight:
+    """One tensor of the model as the source holds it: `scheme` None where it is not quantized."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    scheme: Scheme | None
+    reads: Mapping[str, Part]
+
+    @property
+    def file(self) -> str:
+        """The file that its data is in, which is where the output keeps it."""
+        return self.reads[DATA].file
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.spec.nbytes for part in self.reads.values())
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint understood: its container, its weights by name, and what is wrong with it."""
+
+    container: Container
+    weights: Mapping[str, SourceWeight]
+    findings: tuple[Finding, ...]
+    activations: Mapping[str, str]
+
+
+def listing(checkpoint: Checkpoint) -> Listing:
+    """Return what a container is shown of a checkpoint."""
+    tensors = {name: stored.spec for name, stored in checkpoint.tensors.items()}
+    return Listing(tensors, checkpoint.config, tuple(checkpoint.metadata.values()))
+
+
+def examine(checkpoint: Checkpoint) -> Source:
+    """Find the container of a checkpoint and every weight in it, without reading one.
+
+    Raises:
+        UnsupportedError: its config declares a quantization that no container here reads.
+        CheckpointError: what it declares cannot be understood.
+    """
+    seen = listing(checkpoint)
+    container = recognise(seen)
+    if container is PLAIN:
+        _refuse_unread(checkpoint)
+    found = container.examine(seen)
+    weights: dict[str, SourceWeight] = {}
+    parts: set[str] = set()
+    for weight in found.weights.values():
+        weights[weight.name] = _quantized(weight, checkpoint)
+        parts.update(weight.parts.values())
+    for name, stored in checkpoint.tensors.items():
+        if name in parts or name in found.activations:
+            continue
+        spec = stored.spec
+        read = Part(spec, stored.file)
+        weights[name] = SourceWeight(name, spec.shape, spec.dtype, None, {DATA: read})
+    return Source(container, dict(sorted(weights.items())), found.findings, found.activations)
+
+
+def _quantized(weight: QuantizedWeight, checkpoint: Checkpoint) -> SourceWeight:
+    reads = {}
+    for part, name in weight.parts.items():
+        stored = checkpoint.tensors[name]
+        reads[part] = Part(stored.spec, stored.file, weight.stored[part])
+    return SourceWeight(weight.name, weight.shape, weight.dtype, weight.scheme, reads)
+
+
+def _refuse_unread(checkpoint: Checkpoint) -> None:
+    method = quantization_config(checkpoint.config).get("quant_method")
+    if method is None and checkpoint.quant_config is not None:
+        method = "modelopt (hf_quant_config.json)"
+    if method is not None or quantization_config(checkpoint.config):
+        raise UnsupportedError(
+            f"its config declares the quantization {safe(str(method))!r}, which is not read",
+            hint="dequantize it with the tool that wrote it, or start from the unquantized model",
+        )
+
+
+def refuse_findings(source: Source) -> None:
+    """Raise CheckpointError where the examination found something wrong: nothing is guessed."""
+    if not source.findings:
+        return
+    shown = [f"{safe(f.tensor)}: {safe(f.message)}" for f in source.findings[:5]]
+    if len(source.findings) > 5:
+        shown.append(f"and {len(source.findings) - 5} more")
+    raise CheckpointError(
+        "the checkpoint disagrees with itself\n  " + "\n  ".join(shown),
+        hint="lowbit verify lists all of it",
+    )
