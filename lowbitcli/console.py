@@ -4,6 +4,7 @@ Names from a file are data. They pass through `safe`, and are never read as mark
 called `[/red]` or one with an escape sequence in it is shown and does nothing.
 """
 
+import io
 import json
 import math
 import os
@@ -21,7 +22,6 @@ from rich.table import Column
 from rich.text import Text
 
 from lowbitcli.errors import BUG, DeviceError, LowbitError, OutputError, UsageError
-from lowbitcli.tables import duration, size
 from lowbitcli.tensors import safe
 
 LINE_EVERY = 10.0  # seconds between two lines of progress where there is no terminal
@@ -31,22 +31,36 @@ INTERRUPTED = 130
 Progress = Callable[[int, int, str], None]  # done bytes, total bytes, what is being worked on
 
 
+def size(count: float) -> str:
+    """Return a number of bytes for people, in decimal units."""
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= one:
+            return f"{count / one:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: `0.8 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def tolerate() -> None:
     """Let stdout and stderr write what their encoding cannot hold as escapes, not as an error."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def data(lines: Iterable[str]) -> None:
     """Write lines to stdout."""
     sys.stdout.write("".join(f"{safe(line)}\n" for line in lines))
-    sys.stdout.flush()
-
-
-def raw(text: str) -> None:
-    """Write a text of our own (a recipe, a schema) to stdout as it is, line ends included."""
-    sys.stdout.write("".join(safe(line) + "\n" for line in text.splitlines()))
     sys.stdout.flush()
 
 

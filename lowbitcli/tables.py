@@ -6,34 +6,19 @@ measured, so that columns line up. The JSON documents keep names as they are.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
+from lowbitcli.console import duration, size
+from lowbitcli.plan.inspection import Inspection
 from lowbitcli.plan.nouns import Plan, Weight
 from lowbitcli.tensors import safe
 
+if TYPE_CHECKING:
+    from lowbitcli.api import Outcome
+
 SHOWN = 40  # rows of a list of tensors, unless all of them are asked for
-
-
-def size(count: float) -> str:
-    """Return a number of bytes for people, in decimal units."""
-    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= one:
-            return f"{count / one:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people: `0.8 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def columns(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
@@ -133,4 +118,99 @@ def _weight_document(weight: Weight) -> dict[str, Any]:
         "kept": weight.kept,
         "bytes_in": weight.bytes_in,
         "bytes_out": weight.bytes_out,
+    }
+
+
+def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
+    """Tell of a run: sizes, speed, memory, the weights that lost most, where the output is."""
+    plan = outcome.plan
+    sizes = f"{size(plan.bytes_in)} -> {size(plan.bytes_out)}"
+    if plan.bits_per_weight:
+        sizes += f", {plan.bits_per_weight:.2f} bits per quantized weight"
+    rate = plan.bytes_in / outcome.seconds / 1e9 if outcome.seconds else 0.0
+    memory = f"peak memory {size(outcome.peak_rss)}"
+    if outcome.peak_gpu:
+        memory += f", of the GPU {size(outcome.peak_gpu)}"
+    lines = []
+    worst = outcome.worst(len(outcome.errors) if everything else 5)
+    if worst:
+        rows: list[Sequence[str]] = [("largest errors", "relative", "SQNR")]
+        rows += [
+            (name, f"{error.relative:.4f}", f"{error.sqnr_db:.1f} dB") for name, error in worst
+        ]
+        lines += [*columns(rows, right=(1, 2)), ""]
+    if outcome.non_finite:
+        rows = [("kept as it is", "because")]
+        kept, more = first(list(outcome.non_finite.items()), everything)
+        lines += [*columns([*rows, *kept]), *more, ""]
+    counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items())
+    return [
+        *lines,
+        f"{counts} tensors; {sizes}",
+        f"{duration(outcome.seconds)}, {rate:.2f} GB/s, {memory}",
+        f"{safe(str(outcome.output))} ({plan.container})",
+    ]
+
+
+def outcome_document(outcome: "Outcome") -> dict[str, Any]:
+    """Return a run as a JSON document: its plan, the error of each weight, seconds, bytes."""
+    return {
+        **plan_document(outcome.plan),
+        "output": str(outcome.output),
+        "errors": {
+            name: {"relative": error.relative, "sqnr_db": error.sqnr_db}
+            for name, error in sorted(outcome.errors.items())
+        },
+        "non_finite": dict(outcome.non_finite),
+        "moved": outcome.moved,
+        "seconds": outcome.seconds,
+        "peak_rss": outcome.peak_rss,
+        "peak_gpu": outcome.peak_gpu,
+    }
+
+
+def inspection_lines(found: Inspection, *, everything: bool = False) -> list[str]:
+    """Tell of a checkpoint: its files, what its weights are stored as, what is wrong with it."""
+    files = f"{len(found.files):,} file" + ("s" if len(found.files) != 1 else "")
+    lines = [f"{safe(str(found.path))} ({found.container}), {files}, {size(found.bytes)}", ""]
+    rows: list[Sequence[str]] = [("stored as", "tensors", "elements", "size")]
+    rows += [
+        (name, f"{number:,}", f"{elements:,}", size(total))
+        for name, (number, elements, total) in found.schemes.items()
+    ]
+    lines += columns(rows, right=(1, 2, 3))
+    rows = [
+        (weight.name, shape_of(weight.shape), weight.scheme.name if weight.scheme else weight.dtype)
+        for weight in found.weights
+    ]
+    shown, more = first(rows, everything)
+    lines += ["", *columns([("tensor", "shape", "stored as"), *shown]), *more]
+    if found.findings:
+        faults = [(finding.tensor, finding.kind, finding.message) for finding in found.findings]
+        lines += ["", *columns([("wrong", "", ""), *faults])]
+    return lines
+
+
+def inspection_document(found: Inspection) -> dict[str, Any]:
+    """Return a checkpoint as a JSON document; sizes in bytes."""
+    return {
+        "path": str(found.path),
+        "container": found.container,
+        "bytes": found.bytes,
+        "files": dict(found.files),
+        "notes": list(found.notes),
+        "findings": [
+            {"kind": one.kind, "tensor": one.tensor, "message": one.message}
+            for one in found.findings
+        ],
+        "tensors": [
+            {
+                "name": weight.name,
+                "shape": list(weight.shape),
+                "dtype": weight.dtype,
+                "scheme": weight.scheme.name if weight.scheme else None,
+                "bytes": weight.nbytes,
+            }
+            for weight in found.weights
+        ],
     }

@@ -1,0 +1,372 @@
+"""The commands: each parses, calls one function and prints what it returned.
+
+Commands import what they need when they run, so that `lowbit --help` starts at once and `inspect`
+and `plan` never load a tensor library. Each returns its exit code.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lowbitcli import options as opt
+from lowbitcli import program
+from lowbitcli.program import EXIT_CODES, command, decibels, help_unless_invoked
+
+app = typer.Typer(
+    name="lowbit",
+    help="Turn safetensors checkpoints into low-bit ones, back again, and say what was lost.",
+    epilog=EXIT_CODES,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+recipe_app = typer.Typer(
+    help="List, show, check and start recipes.",
+    epilog=EXIT_CODES,
+    rich_markup_mode=None,
+)
+app.add_typer(recipe_app, name="recipe")
+
+
+@app.callback(invoke_without_command=True)
+def lowbit(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> int:
+    """Turn safetensors checkpoints into low-bit ones, back again, and say what was lost."""
+    from lowbitcli import __version__, console
+
+    if version:
+        console.data([f"lowbit {__version__}"])
+        raise typer.Exit
+    return help_unless_invoked(context)
+
+
+@recipe_app.callback(invoke_without_command=True)
+def recipe_group(context: typer.Context) -> int:
+    """List, show, check and start recipes."""
+    return help_unless_invoked(context)
+
+
+@command(app, "quantize")
+def quantize(
+    source: opt.Source,
+    output: opt.Output = None,
+    scheme: opt.SchemeName = None,
+    recipe: opt.RecipeName = None,
+    container: opt.ContainerName = "auto",
+    device: opt.Device = "auto",
+    strict: opt.Strict = False,
+    nonfinite: opt.Nonfinite = None,
+    allow_split_groups: opt.SplitGroups = False,
+    fake: opt.Fake = False,
+    force: opt.Force = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Quantize a checkpoint.
+
+    Without options: NVFP4, beside the source, in the container that the source suggests.
+    Embeddings, heads, norms, routers, vision and audio towers are kept as they are, and the plan
+    says so.
+
+    \b
+    Examples:
+      lowbit quantize model.safetensors
+      lowbit quantize Llama-3.1-8B/ --scheme FP8_DYNAMIC -o Llama-3.1-8B-fp8/
+      lowbit quantize Llama-3.1-8B/ --recipe recipe.yaml --dry-run
+    """
+    from lowbitcli.plan.prepare import Request
+
+    request = Request(
+        scheme=scheme,
+        recipe=recipe,
+        container=container,
+        strict=strict,
+        nonfinite=nonfinite.value if nonfinite else None,
+        allow_split_groups=allow_split_groups,
+        fake=fake,
+    )
+    if dry_run:
+        return _plan(source, output, request, as_json=as_json, quiet=quiet, verbose=verbose)
+    from lowbitcli import api, console
+
+    with console.progress("quantizing", quiet=quiet) as progress:
+        outcome = api.quantize(
+            source, output, request, device=device, force=force, progress=progress
+        )
+    return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose)
+
+
+@command(app, "dequantize")
+def dequantize(
+    source: opt.Source,
+    output: opt.Output = None,
+    dtype: opt.DtypeName = opt.Dtype.bf16,
+    device: opt.Device = "auto",
+    strict: opt.Strict = False,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Turn quantized weights back into floats.
+
+    \b
+    Examples:
+      lowbit dequantize Llama-3.1-8B-fp8/ -o Llama-3.1-8B-bf16/
+      lowbit dequantize model-nvfp4.safetensors --dtype fp32
+    """
+    from lowbitcli import api, console
+
+    with console.progress("dequantizing", quiet=quiet) as progress:
+        outcome = api.dequantize(
+            source,
+            output,
+            dtype=dtype.value,
+            device=device,
+            strict=strict,
+            force=force,
+            progress=progress,
+        )
+    return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose)
+
+
+def _show_outcome(outcome: Any, *, as_json: bool, quiet: bool, verbose: bool) -> int:
+    from lowbitcli import console, tables
+
+    if not quiet:
+        console.notes(outcome.plan.notes)
+    if as_json:
+        console.document(tables.outcome_document(outcome))
+    else:
+        console.data(tables.outcome_lines(outcome, everything=verbose))
+    return 0
+
+
+@command(app, "verify")
+def verify(
+    output: opt.Checked,
+    against: opt.Against = None,
+    device: opt.Device = "auto",
+    report: opt.Report = None,
+    fail_under: opt.FailUnder = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Check a checkpoint, and say what was lost.
+
+    Its files and headers first, then, against its source, its numbers. Exits with 1 where
+    something is wrong, and names the tensor.
+
+    \b
+    Examples:
+      lowbit verify Llama-3.1-8B-nvfp4/
+      lowbit verify Llama-3.1-8B-nvfp4/ --against Llama-3.1-8B/ --report
+      lowbit verify Llama-3.1-8B-fp8/ --against Llama-3.1-8B/ --fail-under 30dB
+    """
+    from lowbitcli import api, console, tables
+
+    where = None
+    if report is not None:
+        where = Path(report) if report else output.with_name(f"{output.name}.report.html")
+    with console.progress("verifying", quiet=quiet) as progress:
+        found = api.verify(
+            output,
+            against=against,
+            device=device,
+            fail_under_db=decibels(fail_under),
+            report=where,
+            progress=progress,
+        )
+    if as_json:
+        console.document(tables.verification_document(found))
+    else:
+        console.data(tables.verification_lines(found, everything=verbose))
+    return 0 if found.ok else 1
+
+
+@command(app, "inspect")
+def inspect(
+    source: opt.Source,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Show tensors, schemes and sizes.
+
+    Reads headers only.
+
+    \b
+    Examples:
+      lowbit inspect model.safetensors
+      lowbit inspect Llama-3.1-8B-fp8/ --json
+    """
+    from lowbitcli import console, tables
+    from lowbitcli.plan.inspection import inspect as look
+
+    found = look(source)
+    if not quiet:
+        console.notes(found.notes)
+    if as_json:
+        console.document(tables.inspection_document(found))
+    else:
+        console.data(tables.inspection_lines(found, everything=verbose))
+    return 0
+
+
+@command(app, "plan")
+def plan(
+    source: opt.Source,
+    output: opt.Output = None,
+    scheme: opt.SchemeName = None,
+    recipe: opt.RecipeName = None,
+    container: opt.ContainerName = "auto",
+    strict: opt.Strict = False,
+    nonfinite: opt.Nonfinite = None,
+    allow_split_groups: opt.SplitGroups = False,
+    fake: opt.Fake = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Say what quantize would do, to the byte.
+
+    Reads headers only, writes nothing.
+
+    \b
+    Examples:
+      lowbit plan Llama-3.1-8B/ --scheme mxfp8
+      lowbit plan Llama-3.1-8B/ --recipe recipe.yaml -v
+    """
+    return quantize(
+        source,
+        output,
+        scheme=scheme,
+        recipe=recipe,
+        container=container,
+        strict=strict,
+        nonfinite=nonfinite,
+        allow_split_groups=allow_split_groups,
+        fake=fake,
+        dry_run=True,
+        as_json=as_json,
+        quiet=quiet,
+        verbose=verbose,
+    )
+
+
+def _plan(
+    source: Path, output: Path | None, request: Any, *, as_json: bool, quiet: bool, verbose: bool
+) -> int:
+    """Plan and show it."""
+    from lowbitcli import console, tables
+    from lowbitcli.plan.prepare import plan_quantize
+
+    planned = plan_quantize(source, output, request)
+    if not quiet:
+        console.notes(planned.notes)
+    if as_json:
+        console.document(tables.plan_document(planned))
+    else:
+        console.data(tables.plan_lines(planned, everything=verbose))
+    return 0
+
+
+@command(app, "doctor")
+def doctor(as_json: opt.Json = False) -> int:
+    """Say what would run on this machine."""
+    from lowbitcli import console
+    from lowbitcli import doctor as examination
+
+    found = examination.examine()
+    if as_json:
+        console.document(found)
+    else:
+        console.data(examination.lines(found))
+    return 0
+
+
+@command(recipe_app, "list")
+def recipe_list(as_json: opt.Json = False) -> int:
+    """List the recipes that ship with lowbit."""
+    from lowbitcli import console, recipe, tables
+
+    shipped = recipe.names()
+    if as_json:
+        console.document([{"name": one.name, "description": one.description} for one in shipped])
+    else:
+        console.data(tables.columns([(one.name, one.description) for one in shipped]))
+    return 0
+
+
+@command(recipe_app, "show")
+def recipe_show(name: opt.RecipeArgument, as_json: opt.Json = False) -> int:
+    """Show a recipe: its text, or as --json what it means."""
+    from lowbitcli import console, recipe
+    from lowbitcli.recipe import shelf
+
+    found = recipe.load(name)
+    if as_json:
+        console.document(found.model_dump(mode="json"))
+    else:
+        path = shelf.recipes().get(name, Path(name))
+        console.data(path.read_text().splitlines())
+    return 0
+
+
+@command(recipe_app, "check")
+def recipe_check(
+    name: opt.RecipeArgument,
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[SRC]", help="a checkpoint that it is for")
+    ] = None,
+) -> int:
+    """Check a recipe, and whether its patterns find their tensors in a checkpoint."""
+    from lowbitcli import console, recipe
+    from lowbitcli.plan.prepare import Request, plan_quantize
+
+    found = recipe.load(name)
+    lines = [f"{name}: {len(found.rules)} rule(s), good"]
+    if source is not None:
+        plan = plan_quantize(source, None, Request(recipe=name))
+        lines.append(f"{source}: {len(plan.quantized)} of {len(plan.weights)} tensors quantized")
+    console.data(lines)
+    return 0
+
+
+@command(recipe_app, "init")
+def recipe_init(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="file to write [standard output]")
+    ] = None,
+) -> int:
+    """Start a recipe: a text with comments to edit."""
+    from lowbitcli import console, recipe
+
+    text = recipe.init()
+    if file is None:
+        console.data(text.splitlines())
+    else:
+        with file.open("x") as new:
+            new.write(text)
+    return 0
+
+
+@command(recipe_app, "schema")
+def recipe_schema() -> int:
+    """Print the JSON schema of recipes, for editors."""
+    from lowbitcli import console, recipe
+
+    console.document(recipe.schema())
+    return 0
+
+
+def main() -> None:
+    """The program `lowbit`."""
+    sys.exit(program.run(app, sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""Every argument and option of the command line, with its environment variable.
+
+docs/cli.md lists them; a test holds that table against the program.
+"""
+
+import importlib
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class NonFinite(str, Enum):
+    """What to do with a weight that holds NaN or Inf."""
+
+    error = "error"
+    keep = "keep"
+
+
+class Dtype(str, Enum):
+    """What to dequantize to."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+def _names(room: str, table: str) -> Callable[[str], list[str]]:
+    """Return a completion function with the names of the values listed in a package."""
+
+    def complete(incomplete: str) -> list[str]:
+        values = getattr(importlib.import_module(f"lowbitcli.{room}"), table)
+        return [value.name for value in values if value.name.startswith(incomplete)]
+
+    return complete
+
+
+def _option(flags: str, variable: str, help_text: str, **more: Any) -> Any:
+    """Return an option with its environment variable, which docs/cli.md lists."""
+    envvar = f"LOWBIT_{variable}" if variable else None
+    return typer.Option(*flags.split(), envvar=envvar, help=help_text, show_default=False, **more)
+
+
+Source = Annotated[Path, typer.Argument(metavar="SRC", help="a .safetensors file or a directory")]
+Output = Annotated[Path | None, _option("--output -o", "", "file or directory to write")]
+SchemeName = Annotated[
+    str | None,
+    _option(
+        "--scheme",
+        "SCHEME",
+        "scheme for all weights that are not kept by default [nvfp4]",
+        autocompletion=_names("schemes", "SCHEMES"),
+    ),
+]
+RecipeName = Annotated[
+    str | None, _option("--recipe", "RECIPE", "a recipe: its name or a YAML file")
+]
+ContainerName = Annotated[
+    str,
+    _option(
+        "--container",
+        "CONTAINER",
+        "how to store it: auto, or a container by name [auto]",
+        autocompletion=_names("containers", "CONTAINERS"),
+    ),
+]
+Device = Annotated[str, _option("--device", "DEVICE", "auto, cpu, cuda or cuda:N [auto]")]
+Strict = Annotated[
+    bool, _option("--strict", "STRICT", "refuse what would be kept or passed over with a note")
+]
+Nonfinite = Annotated[
+    NonFinite | None,
+    _option("--nonfinite", "NONFINITE", "a weight with NaN or Inf: stop, or keep it as it is"),
+]
+SplitGroups = Annotated[
+    bool,
+    _option(
+        "--allow-split-groups",
+        "ALLOW_SPLIT_GROUPS",
+        "let the weights that a runtime fuses (q/k/v, gate/up) have different schemes",
+    ),
+]
+Fake = Annotated[
+    bool, _option("--fake", "FAKE", "store what the quantized weights decode to, unquantized")
+]
+Force = Annotated[bool, _option("--force", "FORCE", "replace an output that exists")]
+DryRun = Annotated[bool, _option("--dry-run", "DRY_RUN", "plan only: read headers, write nothing")]
+Json = Annotated[bool, _option("--json", "JSON", "print one JSON document to stdout")]
+Quiet = Annotated[bool, _option("--quiet -q", "QUIET", "no progress and no notes")]
+Verbose = Annotated[bool, _option("--verbose -v", "VERBOSE", "list every tensor")]
+
+
+DtypeName = Annotated[Dtype, _option("--dtype", "DTYPE", "what to write [bf16]")]
+Checked = Annotated[Path, typer.Argument(metavar="DST", help="the checkpoint to check")]
+Against = Annotated[Path | None, _option("--against", "", "the source that it was made from")]
+Report = Annotated[
+    str | None,
+    _option(
+        "--report",
+        "REPORT",
+        "write a report, .html, .md or .json [DST.report.html where no FILE is named]",
+        metavar="[FILE]",
+    ),
+]
+FailUnder = Annotated[
+    str | None,
+    _option(
+        "--fail-under",
+        "FAIL_UNDER",
+        "the SQNR that every weight must reach, such as 20dB",
+        metavar="DB",
+    ),
+]
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="its name, or a YAML file")]

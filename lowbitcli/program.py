@@ -1,0 +1,100 @@
+"""What all commands have in common: exit codes, errors, signals, and how a command line is read."""
+
+import functools
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from lowbitcli import console
+from lowbitcli.errors import UsageError
+
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    verify found something wrong
+  2    the command line makes no sense
+  3    the recipe is wrong
+  4    the source is malformed, unsupported or holds NaN or Inf
+  5    reading or writing failed
+  6    another run holds the output
+  7    no such device, or it has too little memory
+  70   a bug of lowbit
+  130  interrupted (143: terminated)"""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what cleans up after Ctrl-C cleans up after this too."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+def command(group: typer.Typer, name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register a function as a command whose errors are printed and become exit codes."""
+
+    def register(function: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def run(**options: Any) -> int:
+            try:
+                return function(**options)
+            except typer.Exit:
+                raise
+            except BaseException as error:
+                return console.report(error, as_json=options.get("as_json", False))
+
+        group.command(name, epilog=EXIT_CODES)(run)
+        return function
+
+    return register
+
+
+def help_unless_invoked(context: typer.Context) -> int:
+    """Show the help of a group that was called without a command, which is a usage error."""
+    if context.invoked_subcommand is not None:
+        return 0
+    console.data(context.get_help().splitlines())
+    return 2
+
+
+def decibels(text: str | None) -> float | None:
+    """Return the number in `20`, `20dB` or `20 dB`; raise UsageError for anything else."""
+    if text is None:
+        return None
+    number = text.strip().lower().removesuffix("db").strip()
+    try:
+        value = float(number)
+    except ValueError:
+        value = float("nan")
+    if not -1000 < value < 1000:
+        raise UsageError(f"{text!r} is no number of decibels", hint="--fail-under 20dB")
+    return value
+
+
+def with_optional_values(arguments: list[str]) -> list[str]:
+    """Return arguments in which a `--report` without a value has an empty one."""
+    given = []
+    for number, argument in enumerate(arguments):
+        following = arguments[number + 1 : number + 2]
+        alone = not following or following[0].startswith("-")
+        given.append("--report=" if argument == "--report" and alone else argument)
+    return given
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated
+
+
+def run(app: typer.Typer, arguments: list[str]) -> int:
+    """Run a command line, and return its exit code."""
+    console.tolerate()
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = app(with_optional_values(arguments), prog_name="lowbit", standalone_mode=False)
+    except typer.Abort as error:  # Ctrl-C before a command began
+        return console.report(error.__cause__ or KeyboardInterrupt())
+    except typer.Exit as error:
+        return error.exit_code
+    except Exception as error:
+        return console.report(error, as_json="--json" in arguments)
+    return code or 0
