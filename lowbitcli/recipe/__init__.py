@@ -1,4 +1,7 @@
-"""Recipes: which weights get which scheme. YAML in, rules out; see `model` for the language and `patterns` for names."""
+"""Recipes: which weights get which scheme. YAML in, rules out.
+
+The language is in `model`, the patterns over names in `patterns`.
+"""
 
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind
 from lowbitcli.recipe.load import Shipped, for_scheme, init, load, names

@@ -1,4 +1,4 @@
-"""What holds for every recipe: the kinds of tensors that are kept, and the weights that are fused when served.
+"""What holds for every recipe: the kinds of tensors that are kept, the weights that are fused.
 
 Both are data, in `configs/defaults.yaml`.
 """
@@ -21,7 +21,8 @@ _SUFFIX = ".weight"
 class KeptKind(BaseModel):
     """A kind of tensor that stays as it is: `label` names one of them, `reason` says why.
 
-    It takes a name one of whose `components` (the parts between dots) or the whole of which matches, and no `but`.
+    It takes a name one of whose `components` (the parts between dots) or the whole of which
+    matches, and no `but`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

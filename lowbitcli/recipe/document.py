@@ -1,8 +1,8 @@
-"""YAML of a recipe as plain values that know their place, `file:line:col`; nothing in it is trusted.
+"""YAML of a recipe as plain values that know their place, `file:line:col`; nothing is trusted.
 
-Only what a recipe needs is taken: one document of mappings, lists and scalars. Anchors, aliases, tags, directives
-and duplicate keys are refused. ruamel.yaml 0.19 scans about 250 kB a second in the worst case, so the limits below
-keep any input under a second.
+Only what a recipe needs is taken: one document of mappings, lists and scalars. Anchors, aliases,
+tags, directives and duplicate keys are refused. ruamel.yaml 0.19 scans about 250 kB a second in the
+worst case, so the limits below keep any input under a second.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from ruamel.yaml.events import (
 from lowbitcli.errors import RecipeError
 
 MAX_BYTES = 128 * 1024
-MAX_EVENTS = 10_000
+MAX_EVENTS = 5_000
 MAX_DEPTH = 32
 
 # The scalars of YAML 1.2's core schema that are not strings, but for octal and hexadecimal numbers.
@@ -59,7 +59,9 @@ class Sequence(list[Any]):
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return a hint with the known words nearest to `word`, or with all of them."""
     known = list(known)
-    by_case = {name.lower(): name for name in known}
+    by_case: dict[str, str] = {}
+    for name in known:
+        by_case.setdefault(name.lower(), name)
     near = difflib.get_close_matches(word[:200].lower(), list(by_case), n=2, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(by_case[name] for name in near)}?"
@@ -72,11 +74,11 @@ def place_of(value: Any) -> str:
 
 
 def place(value: Any, path: Iterable[int | str]) -> str:
-    """Return where the value that `path` leads to stands, or its nearest parent that is in the file."""
+    """Return where the value that `path` leads to stands, or its nearest parent in the file."""
     where = place_of(value)
     for step in path:
         if isinstance(value, Mapping) and step in value.places:
-            where, value = value.places[str(step)], value[str(step)]
+            where, value = value.places[str(step)], value.get(str(step))
         elif isinstance(value, Sequence) and isinstance(step, int) and step < len(value):
             where, value = value.places[step], value[step]
         else:
@@ -212,12 +214,8 @@ class _Builder:
             self.keys[-1] = value
         else:
             parent[key] = value
-            parent.places[key] = where if not _is_empty(value) else key.where
+            parent.places[key] = key.where if value is None else where
             self.keys[-1] = None
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None
 
 
 _QUOTE = 'put text that starts with *, & or ! in quotes: "*.weight"'

@@ -1,4 +1,4 @@
-"""Groups of weights that are served as one matrix and so share what is one number for all of them."""
+"""Groups of weights that are served as one matrix, and so share its scale."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,11 @@ from lowbitcli.recipe.defaults import SLOT, FuseGroup
 
 
 def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
-    """Return the key of its group for each name that a template takes, in time linear in the names.
+    """Return the key of its group for each name that a template takes.
 
-    Names with the same common part are in one group, also where members are missing; the key shows them:
-    `model.layers.0.mlp.{gate_proj,up_proj}`. A name that two templates take joins their groups.
+    Names with the same common part are in one group, also where members are missing; the key
+    shows them: `model.layers.0.mlp.{gate_proj,up_proj}`. A name that two templates take joins
+    their groups. Time is linear in the names.
     """
     tails: dict[str, list[tuple[str, FuseGroup]]] = {}
     for one in fused:

@@ -38,7 +38,7 @@ def for_scheme(
     activations: str | None = None,
     container: str | None = None,
 ) -> Recipe:
-    """Return what `--scheme` means: the shipped recipe of that scheme, else one rule for all weights.
+    """Return what `--scheme` means: the shipped recipe of that scheme, or one rule.
 
     Raises UsageError where no such scheme is known, RecipeError where it does not take the options.
     """
@@ -63,7 +63,7 @@ def names() -> list[Shipped]:
 
 
 def init(model_names: Iterable[str] = ()) -> str:
-    """Return the text of a recipe to start from, with a line on how many of the tensors it is for."""
+    """Return the text of a recipe to start from."""
     count = len(list(model_names))
     known = ", ".join(one.name for one in SCHEMES)
     seen = f"# Written for a checkpoint of {count} tensors.\n" if count else ""
@@ -123,9 +123,25 @@ def _validated(data: Mapping) -> Recipe:
         first = error.errors(include_url=False)[0]
         path = [part for part in first["loc"] if part != "[key]"]
         words = ".".join(str(part) for part in path)
-        message = first["msg"].removeprefix("Value error, ")
-        raise RecipeError(f"{words}: {message}", where=place(data, path)) from error
+        context = first.get("ctx", {})
+        message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
+        where = place(data, path)
+        raise RecipeError(f"{words}: {message.format(**context)}", where=where) from error
 
+
+# What pydantic calls wrong, in the words of someone who writes YAML.
+_WORDS = {
+    "bool_type": "is true or false",
+    "dict_type": "is a mapping",
+    "float_parsing": "is a number",
+    "float_type": "is a number",
+    "literal_error": "is {expected}",
+    "missing": "is missing",
+    "model_type": "is a mapping",
+    "string_type": "is text",
+    "too_short": "has at least one item",
+    "tuple_type": "is a list",
+}
 
 _EXAMPLE = 'the shortest recipe is: rules: [{match: "*", scheme: nvfp4}]'
 

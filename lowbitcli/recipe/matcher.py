@@ -1,14 +1,17 @@
-"""Which rule takes a tensor, or why it is kept: one combined regular expression for all patterns of a recipe."""
+"""Which rule takes a tensor, or why it is kept: all patterns of a recipe as one expression."""
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import KeptKind
 from lowbitcli.recipe.model import Recipe, Rule
 from lowbitcli.recipe.patterns import MAX_NAME, Pattern
+
+T = TypeVar("T")
 
 NO_RULE = "no rule matches"
 
@@ -17,8 +20,9 @@ NO_RULE = "no rule matches"
 class Decision:
     """What a recipe says of a tensor: the rule that takes it, or (`rule` None) why it is kept.
 
-    `where` is the place of the pattern that decided, "" for a default; `kind` the kept kind; `exact` says that the
-    pattern is the tensor's or its module's name literally, which also takes tensors of a kept kind.
+    `where` is the place of the pattern that decided, "" for a default; `kind` the kept kind;
+    `exact` says that the pattern is the tensor's or its module's name literally, which also takes
+    tensors of a kept kind.
     """
 
     rule: Rule | None
@@ -28,31 +32,31 @@ class Decision:
     exact: bool = False
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A pattern of `keep` (rule None, rank -1) or of the rule at `rank`."""
+
+    pattern: Pattern
+    rule: Rule | None
+    rank: int
+
+
 class Matcher:
-    """Decides by name alone. `keep` of the recipe comes first, then exact names, kept kinds, and the rules in order."""
+    """Decides by name alone: the recipe's `keep`, exact names, kept kinds, the rules in order."""
 
     def __init__(self, recipe: Recipe) -> None:
-        keep = [(pattern, None) for pattern in recipe.keep]
-        ruled = [(pattern, rule) for rule in recipe.rules for pattern in rule.match]
         self._recipe = recipe
-        self._entries: list[tuple[Pattern, Rule | None]] = [*keep, *ruled]
-        self._ranks = [_rank(recipe, rule) for _, rule in self._entries]
-        self._literals: dict[str, list[int]] = {}
-        open_ended: list[int] = []
-        for index, (pattern, _) in enumerate(self._entries):
-            if pattern.is_literal:
-                self._literals.setdefault(pattern.text, []).append(index)
-            else:
-                open_ended.append(index)
-        self._search = _Alternatives(
-            [
-                (index, [self._entries[index][0]], _exclude(self._entries[index][1]))
-                for index in open_ended
-            ]
-        )
+        self._entries = [_Entry(pattern, None, -1) for pattern in recipe.keep]
+        for rank, rule in enumerate(recipe.rules):
+            self._entries += [_Entry(pattern, rule, rank) for pattern in rule.match]
+        self._literals: dict[str, list[_Entry]] = {}
+        for entry in self._entries:
+            if entry.pattern.is_literal:
+                self._literals.setdefault(entry.pattern.text, []).append(entry)
+        self._searches: dict[int, _Alternatives[_Entry]] = {}
         self._excluded = {
-            id(rule): _Alternatives([(0, rule.exclude, ())])
-            for rule in recipe.rules
+            rank: _Alternatives((pattern, rule) for pattern in rule.exclude)
+            for rank, rule in enumerate(recipe.rules)
             if rule.exclude
         }
         self._kinds = _Kinds(recipe.kinds)
@@ -61,48 +65,48 @@ class Matcher:
         """Return what the recipe says of the tensor of this name."""
         if len(name) > MAX_NAME:
             return Decision(None, f"name longer than {MAX_NAME} characters")
-        index, exact = self._first(name)
-        if index is not None:
-            pattern, rule = self._entries[index]
-            if rule is None or rule.keep:
-                reason = f"recipe keep {pattern.text!r}"
-                return Decision(None, reason, pattern.where, exact=exact)
-            if exact:
-                return Decision(rule, where=pattern.where, exact=True)
-        kind = self._kinds.first(name)
+        entry, exact = self._first(name)
+        if entry is not None and (entry.rule is None or entry.rule.keep):
+            reason = f"recipe keep {entry.pattern.text!r}"
+            return Decision(None, reason, entry.pattern.where, exact=exact)
+        kind = None if exact else self._kinds.first(name)
         if kind is not None:
             return Decision(None, kind.label, kind=kind.name)
-        if index is None:
+        if entry is None:
             return Decision(None, NO_RULE)
-        pattern, rule = self._entries[index]
-        return Decision(rule, where=pattern.where)
+        return Decision(entry.rule, where=entry.pattern.where, exact=exact)
 
-    def _first(self, name: str) -> tuple[int | None, bool]:
-        """Return the first entry that takes the name, and whether its rule or `keep` names it literally."""
-        found = self._search.first(name)
-        literal = self._literal(name)
-        if literal is None:
-            return found, False
-        if found is None or self._ranks[literal] <= self._ranks[found]:
-            return literal, True
+    def _first(self, name: str) -> tuple[_Entry | None, bool]:
+        """Return the first entry that takes the name, and whether it names it literally."""
+        rank = -2
+        while True:
+            entry, exact = self._first_after(rank, name)
+            if entry is None:
+                return None, False
+            excluded = self._excluded.get(entry.rank)
+            if excluded is None or excluded.first(name) is None:
+                return entry, exact
+            rank = entry.rank
+
+    def _first_after(self, rank: int, name: str) -> tuple[_Entry | None, bool]:
+        if rank not in self._searches:
+            self._searches[rank] = _Alternatives(
+                (entry.pattern, entry)
+                for entry in self._entries
+                if entry.rank > rank and not entry.pattern.is_literal
+            )
+        found = self._searches[rank].first(name)
+        for text in (name, name.removesuffix(".weight")):
+            for entry in self._literals.get(text, ()):
+                if entry.rank > rank and (found is None or entry.rank <= found.rank):
+                    return entry, True
         return found, False
 
-    def _literal(self, name: str) -> int | None:
-        module = name.removesuffix(".weight")
-        hits = self._literals.get(name, [])
-        if module != name:
-            hits = sorted([*hits, *self._literals.get(module, [])])
-        for index in hits:
-            excluded = self._excluded.get(id(self._entries[index][1]))
-            if excluded is None or excluded.first(name) is None:
-                return index
-        return None
-
     def dead(self, names: Iterable[str]) -> None:
-        """Raise RecipeError where a pattern of the user's recipe takes none of the names, with the nearest ones."""
+        """Raise RecipeError where a pattern of the user's recipe takes none of the names."""
         names = list(names)
         known = {*names, *(name.removesuffix(".weight") for name in names)}
-        patterns = [pattern for pattern, _ in self._entries]
+        patterns = [entry.pattern for entry in self._entries]
         patterns += [pattern for rule in self._recipe.rules for pattern in rule.exclude]
         dead = [
             pattern
@@ -124,46 +128,41 @@ class Matcher:
         )
 
 
-class _Alternatives:
-    """Patterns in order as one regular expression; `first` says which alternative takes a name first."""
+class _Alternatives(Generic[T]):
+    """Patterns in order as one regular expression, each with what it stands for."""
 
-    def __init__(
-        self, choices: "list[tuple[int, Collection[Pattern], Collection[Pattern]]]"
-    ) -> None:
+    def __init__(self, choices: Iterable[tuple[Pattern, T]]) -> None:
+        choices = list(choices)
         counter = [0]
-        self._indices = [index for index, _, _ in choices]
-        parts = []
-        for number, (_, patterns, excluded) in enumerate(choices):
-            inner = "|".join(pattern.source(counter) for pattern in patterns) or "(?!)"
-            guard = "|".join(pattern.source(counter) for pattern in excluded)
-            parts.append(f"(?P<a{number}>{f'(?!{guard})' if guard else ''}(?:{inner}))")
+        parts = [
+            f"(?P<a{number}>{pattern.source(counter)})"
+            for number, (pattern, _) in enumerate(choices)
+        ]
+        self._values = [value for _, value in choices]
+        self._on_module = any(pattern.is_regex for pattern, _ in choices)
         self._compiled = re.compile("|".join(parts), re.DOTALL) if parts else None
-        self._on_module = any(p.is_regex for _, patterns, but in choices for p in (*patterns, *but))
 
-    def first(self, name: str) -> int | None:
+    def first(self, name: str) -> T | None:
         if self._compiled is None:
             return None
-        found = self._compiled.match(name)
-        best = None if found is None else int((found.lastgroup or "a0")[1:])
+        hits = [self._compiled.match(name)]
         if self._on_module and name.endswith(".weight"):
-            found = self._compiled.match(name[: -len(".weight")])
-            if found is not None:
-                other = int((found.lastgroup or "a0")[1:])
-                best = other if best is None else min(best, other)
-        return None if best is None else self._indices[best]
+            hits.append(self._compiled.match(name, 0, len(name) - len(".weight")))
+        numbers = [int(hit.lastgroup[1:]) for hit in hits if hit is not None and hit.lastgroup]
+        return self._values[min(numbers)] if numbers else None
 
 
 class _Kinds:
-    """The kept kinds; what a component says is looked up once, and checkpoints have few different ones."""
+    """The kept kinds; each component is looked up once, and checkpoints have few different ones."""
 
     def __init__(self, kinds: tuple[KeptKind, ...]) -> None:
         self._kinds = kinds
         self._of_component: dict[str, tuple[int, ...]] = {}
-        self._components = [_Alternatives([(0, kind.components, ())]) for kind in kinds]
+        self._components = _each(kind.components for kind in kinds)
         self._whole = _Alternatives(
-            [(index, kind.patterns, ()) for index, kind in enumerate(kinds) if kind.patterns]
+            (pattern, index) for index, kind in enumerate(kinds) for pattern in kind.patterns
         )
-        self._but = [_Alternatives([(0, kind.but, ())] if kind.but else []) for kind in kinds]
+        self._but = _each(kind.but for kind in kinds)
 
     def first(self, name: str) -> KeptKind | None:
         hits = {index for part in name.split(".") for index in self._of(part)}
@@ -185,19 +184,14 @@ class _Kinds:
         return known
 
 
-def _rank(recipe: Recipe, rule: Rule | None) -> int:
-    """Return the place of a rule in the order in which they are tried; `keep` comes first."""
-    return -1 if rule is None else next(i for i, one in enumerate(recipe.rules) if one is rule)
-
-
-def _exclude(rule: Rule | None) -> tuple[Pattern, ...]:
-    return () if rule is None else rule.exclude
+def _each(groups: Iterable[tuple[Pattern, ...]]) -> "list[_Alternatives[bool]]":
+    return [_Alternatives((pattern, True) for pattern in group) for group in groups]
 
 
 def _is_dead(pattern: Pattern, names: list[str], known: set[str]) -> bool:
     if pattern.is_literal:
         return pattern.text not in known
-    one = _Alternatives([(0, [pattern], ())])
+    one = _Alternatives([(pattern, True)])
     return all(one.first(name) is None for name in names if len(name) <= MAX_NAME)
 
 
@@ -212,7 +206,7 @@ def _nearest(pattern: Pattern, names: list[str]) -> str:
 
 
 def _tails_of(names: Iterable[str], parts: int) -> dict[str, str]:
-    """Return the last components of the names, as many as the pattern has, and the first full name of each."""
+    """Return the last `parts` components of the names, and the first full name of each."""
     pool: dict[str, str] = {}
     for name in names:
         for text in (name, name.removesuffix(".weight")):

@@ -1,12 +1,17 @@
-"""A `Recipe`: which weights get which scheme, as an ordered list of rules of which the first that matches wins."""
+"""A `Recipe`: which weights get which scheme; the first rule that matches wins.
+
+A recipe file is a mapping with the keys of `Recipe`, and `extends`, another recipe by name or file.
+`ignore` and `exclude` mean `keep`, `quantize: [heads]` means `defaults: {heads: quantize}`.
+"""
 
 import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from lowbitcli.containers import CONTAINERS
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind, load_defaults
 from lowbitcli.recipe.document import Mapping, did_you_mean, place, place_of
@@ -15,7 +20,6 @@ from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.schemes import BY_NAME, SCHEMES
 
 AUTO = "auto"
-CONTAINERS = ("plain", "lowbit", "compressed-tensors")
 ACTIVATIONS = ("none", "dynamic", "static")
 
 
@@ -39,20 +43,20 @@ def _scheme_name(value: Any) -> Any:
 
 
 def _container_name(value: Any) -> Any:
-    return _known(value, (AUTO, *CONTAINERS), "container")
+    return _known(value, (AUTO, *(one.name for one in CONTAINERS)), "container")
 
 
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_one_or_more)]
 
 
 class Rule(BaseModel):
-    """What happens to the weights that `match` takes and `exclude` does not: a scheme, or `keep`."""
+    """What happens to weights that `match` takes and `exclude` does not: a scheme, or `keep`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     match: Patterns = Field(min_length=1)
     scheme: Annotated[str, BeforeValidator(_scheme_name)] | None = None
-    keep: bool = False
+    keep: StrictBool = False
     scale: str = ""
     activations: Literal["none", "dynamic", "static"] = "none"
     exclude: Patterns = ()
@@ -115,7 +119,7 @@ class Recipe(BaseModel):
         chosen = data.get("defaults")
         for name in [*(chosen if isinstance(chosen, dict) else ()), *_listed(data, "quantize")]:
             _known(name, known, "kept kind")
-        listed = {name: "quantize" for name in _listed(data, "quantize")}
+        listed = dict.fromkeys(_listed(data, "quantize"), "quantize")
         data.pop("quantize", None)
         if listed:
             data["defaults"] = {**(chosen or {}), **listed}
@@ -129,7 +133,7 @@ class Recipe(BaseModel):
 
     @property
     def digest(self) -> str:
-        """A sha256 of all that decides what is written: the same whatever the file's name, comments and order of keys."""
+        """A sha256 of all that decides what is written: not of names, comments, order of keys."""
         data = self.model_dump(mode="json", exclude={"name", "description", "defaults"})
         data["kinds"] = [kind.model_dump(mode="json") for kind in self.kinds]
         data["fused"] = [one.model_dump(mode="json") for one in load_defaults().fuse]
@@ -141,7 +145,7 @@ class Recipe(BaseModel):
         return group(names, (*load_defaults().fuse, *self.fuse))
 
     def over(self, base: "Recipe") -> "Recipe":
-        """Return this recipe as an extension of `base`: own rules are tried first, what is not said is the base's."""
+        """Return this recipe as an extension of `base`: own rules come first."""
         said = {name: getattr(self, name) for name in self.model_fields_set}
         said["rules"] = (*self.rules, *base.rules)
         said["keep"] = (*self.keep, *base.keep)
@@ -170,7 +174,7 @@ def schema() -> dict[str, Any]:
         "title": "FuseGroup",
     }
     properties.update(dict.fromkeys(("keep", "ignore", "exclude"), several))
-    properties["container"]["enum"] = [AUTO, *CONTAINERS]
+    properties["container"]["enum"] = [AUTO, *(one.name for one in CONTAINERS)]
     rule = result["$defs"]["Rule"]["properties"]
     rule.update(dict.fromkeys(("match", "exclude", "ignore"), several))
     rule["scheme"] = {"enum": list(BY_NAME), "title": "Scheme"}
@@ -190,6 +194,8 @@ def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[s
     data: dict[str, Any] = {}
     for key, item in value.items():
         name = synonyms.get(key, key)
+        if item is None:
+            continue
         if name in data:
             message = f"{str(key)!r} and {name!r} mean the same: write one of them"
             raise RecipeError(message, where=place_of(key))

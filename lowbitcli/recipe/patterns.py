@@ -1,16 +1,16 @@
-"""Patterns over tensor names: literals, globs, and regular expressions whose matching time is bounded.
+"""Patterns over tensor names: literals, globs, and regular expressions of bounded matching time.
 
 | written | takes |
 |---|---|
 | `lm_head.weight`, `lm_head` | that tensor, or the weight of that module |
-| `*.mlp.*` | a glob over the whole name, `*` `?` `[abc]` `[!abc]`, case sensitive; `*` also crosses dots |
-| `re:.*_proj$` | a regular expression, anchored at the start as `re.match` does (as in compressed-tensors) |
+| `*.mlp.*` | a glob over the whole name: `*` (dots too) `?` `[abc]` `[!abc]`, case sensitive |
+| `re:.*_proj$` | a regular expression, anchored at the start only, as in compressed-tensors |
 
 Each is tried on the tensor's name and on its module's, the name without `.weight`.
 
-A backtracking matcher tries at most as many ways as the variable parts of a pattern can be combined. For k
-unbounded repeats over a name of n characters that is C(n + k, k), times the alternatives. Patterns above
-MAX_WAYS for n = MAX_NAME are refused, and so are repeats of something that can itself match in several ways.
+A backtracking matcher tries at most as many ways as the parts of a pattern can be combined:
+for k unbounded repeats over a name of n characters C(n + k, k), times the alternatives. Patterns
+above MAX_WAYS for n = MAX_NAME are refused, and so are repeats of what can match in several ways.
 """
 
 import math
@@ -38,7 +38,7 @@ _WEIGHT = r"(?:\.weight)?\Z"
 
 
 class Pattern(BaseModel):
-    """One pattern of a recipe; `where` is its place, `shipped` is it from a file of this package."""
+    """One pattern of a recipe; `where` is its place, `shipped`: from this package."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,8 @@ class Pattern(BaseModel):
     def source(self, counter: list[int]) -> str:
         """Return the regular expression for this; `counter` numbers groups where many are combined.
 
-        Those of globs and literals take the tensor's name and the module's, those of `re:` are to be tried on both.
+        Those of globs and literals take the tensor's name and the module's, those of `re:` are to
+        be tried on both.
         """
         if self.is_regex:
             return f"(?:{self.text[3:]})"
@@ -84,6 +85,8 @@ def _check(text: str) -> None:
     if text.startswith("re:"):
         _check_regex(text[3:], where)
         return
+    if "[" not in text:
+        return
     try:
         re.compile(_glob(text, [0]))
     except re.error as error:
@@ -96,13 +99,15 @@ def _check_regex(text: str, where: str) -> None:
             warnings.simplefilter("error")
             tree = sre.parse(text)
         if tree.state.flags & ~re.UNICODE:
-            raise _Refused("flags such as (?i) are not taken")
-        ways, repeats = _ways(list(tree), 0, last=True)
+            raise _RefusedError("flags such as (?i) are not taken")
+        if tree.state.groupdict:
+            raise _RefusedError("named groups are not taken")
+        ways, repeats = _ways(tree.data, 0, last=True)
         re.compile(text)
     except (re.error, OverflowError, RecursionError, Warning) as error:
         message = f"{'re:' + text!r} is no regular expression: {error}"
         raise RecipeError(message, where=where) from error
-    except _Refused as error:
+    except _RefusedError as error:
         raise RecipeError(f"{'re:' + text!r}: {error}", where=where) from error
     if ways * math.comb(MAX_NAME + repeats, repeats) > MAX_WAYS:
         raise RecipeError(
@@ -112,22 +117,22 @@ def _check_regex(text: str, where: str) -> None:
         )
 
 
-class _Refused(ValueError):
+class _RefusedError(ValueError):
     pass
 
 
 def _ways(items: list[Any], depth: int, last: bool = False) -> tuple[int, int]:
-    """Return in how many ways a sequence can match: alternatives multiplied, and the number of unbounded repeats.
+    """Return the alternatives of a sequence, multiplied, and the number of its unbounded repeats.
 
     `last`: the sequence ends the pattern. A repeat of any character there never has to try again.
     """
     if depth > MAX_NESTING:
-        raise _Refused(f"is nested deeper than {MAX_NESTING}")
+        raise _RefusedError(f"is nested deeper than {MAX_NESTING}")
     ways, repeats = 1, 0
     for index, (op, argument) in enumerate(items):
         more, unbounded = _ways_of(op, argument, depth)
         if unbounded and last and index == len(items) - 1 and str(op) == "MAX_REPEAT":
-            inner = list(argument[2])
+            inner = argument[2].data
             if len(inner) == 1 and str(inner[0][0]) == "ANY":
                 continue
         ways, repeats = ways * more, repeats + unbounded
@@ -141,30 +146,31 @@ def _ways_of(op: Any, argument: Any, depth: int) -> tuple[int, int]:
     if name in ("LITERAL", "NOT_LITERAL", "ANY", "IN", "AT"):
         return 1, 0
     if name in ("ASSERT", "ASSERT_NOT"):
-        return _ways(list(argument[1]), depth + 1)
+        return _ways(argument[1].data, depth + 1)
     if name == "SUBPATTERN":
-        group, added, removed, body = argument
+        _, added, removed, body = argument
         if added or removed:
-            raise _Refused("flags such as (?i) are not taken")
-        return _ways(list(body), depth + 1)
+            raise _RefusedError("flags such as (?i) are not taken")
+        return _ways(body.data, depth + 1)
     if name == "BRANCH":
-        parts = [_ways(list(part), depth + 1) for part in argument[1]]
+        parts = [_ways(part.data, depth + 1) for part in argument[1]]
         return sum(ways for ways, _ in parts), max(repeats for _, repeats in parts)
     if name in ("MAX_REPEAT", "MIN_REPEAT"):
         low, high, body = argument
-        ways, repeats = _ways(list(body), depth + 1)
+        ways, repeats = _ways(body.data, depth + 1)
         if high > 1 and (ways > 1 or repeats):
-            raise _Refused("repeats something that can match in several ways, as (a+)+ does")
+            raise _RefusedError("repeats something that can match in several ways, as (a+)+ does")
         if high - low > 16:
             return ways, repeats + 1
         return ways * (high - low + 1), repeats
-    raise _Refused("uses more than . [] () | * + ? {} ^ $ and lookahead")
+    raise _RefusedError("uses more than . [] () | * + ? {} ^ $ and lookahead")
 
 
 def _glob(text: str, counter: list[int]) -> str:
     """Return the regular expression of a glob, in which no `*` but the last is ever tried again.
 
-    The first place where the text between two stars fits is always the right one, so a lookahead with a group keeps it.
+    The first place where the text between two stars fits is always the right one, so a lookahead
+    with a group keeps it (what atomic groups do from Python 3.11 on).
     """
     pieces = [_no_stars(piece) for piece in re.split(r"\*+", text)]
     if len(pieces) == 1:
