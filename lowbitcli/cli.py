@@ -93,9 +93,10 @@ def quantize(
     )
     if dry_run:
         return _plan(source, output, request, as_json=as_json, quiet=quiet, verbose=verbose)
-    from lowbitcli import api, console
+    from lowbitcli import api
+    from lowbitcli.progress import show_progress
 
-    with console.progress("quantizing", quiet=quiet) as progress:
+    with show_progress("quantizing", quiet=quiet) as progress:
         outcome = api.quantize(
             source, output, request, device=device, force=force, progress=progress
         )
@@ -121,9 +122,10 @@ def dequantize(
       lowbit dequantize Llama-3.1-8B-fp8/ -o Llama-3.1-8B-bf16/
       lowbit dequantize model-nvfp4.safetensors --dtype fp32
     """
-    from lowbitcli import api, console
+    from lowbitcli import api
+    from lowbitcli.progress import show_progress
 
-    with console.progress("dequantizing", quiet=quiet) as progress:
+    with show_progress("dequantizing", quiet=quiet) as progress:
         outcome = api.dequantize(
             source,
             output,
@@ -171,11 +173,12 @@ def verify(
       lowbit verify Llama-3.1-8B-fp8/ --against Llama-3.1-8B/ --fail-under 30dB
     """
     from lowbitcli import api, console, tables
+    from lowbitcli.progress import show_progress
 
     where = None
     if report is not None:
         where = Path(report) if report else output.with_name(f"{output.name}.report.html")
-    with console.progress("verifying", quiet=quiet) as progress:
+    with show_progress("verifying", quiet=quiet) as progress:
         found = api.verify(
             output,
             against=against,
