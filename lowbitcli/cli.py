@@ -188,10 +188,12 @@ def verify(
             progress=progress,
         )
     if as_json:
-        console.document(tables.verification_document(found))
+        console.document(found.to_dict())
     else:
         console.data(tables.verification_lines(found, everything=verbose))
-    return 0 if found.ok else 1
+    if where is not None and not as_json:
+        console.data([f"report: {where}"])
+    return found.exit_code
 
 
 @command(app, "inspect")

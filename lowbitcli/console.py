@@ -57,7 +57,7 @@ def data(lines: Iterable[str]) -> None:
 
 
 def document(value: Any) -> None:
-    """Write one JSON document to stdout, in ASCII; what is no finite number becomes null."""
+    """Write one JSON document to stdout, in ASCII; a number that is not finite becomes a string."""
     text = json.dumps(_finite(value), indent=2, allow_nan=False)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
     sys.stdout.flush()
@@ -69,7 +69,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return str(value)
     return value
 
 

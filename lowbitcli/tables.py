@@ -17,6 +17,7 @@ from lowbitcli.tensors import safe
 
 if TYPE_CHECKING:
     from lowbitcli.api import Outcome
+    from lowbitcli.verify.nouns import Verification
 
 SHOWN = 40  # rows of a list of tensors, unless all of them are asked for
 
@@ -214,3 +215,41 @@ def inspection_document(found: Inspection) -> dict[str, Any]:
             for weight in found.weights
         ],
     }
+
+
+def verification_lines(found: "Verification", *, everything: bool = False) -> list[str]:
+    """Tell of a verification: what was checked, what is wrong, which weights lost most."""
+    rows: list[Sequence[str]] = []
+    for check in found.checks:
+        outcome = "skipped" if check.ok is None else "ok" if check.ok else "FAILED"
+        count = "" if check.ok is None else f"{check.count:,}"
+        rows.append((check.what, count, outcome, check.note))
+    lines = columns([("checked", "number", "", ""), *rows], right=(1,))
+    if found.problems:
+        rows = [(one.severity, one.kind, one.tensor, one.message) for one in found.problems]
+        shown, more = first(rows, everything)
+        lines += ["", *columns([("", "kind", "tensor", "problem"), *shown]), *more]
+    worst = found.worst(len(found.weights) if everything else 5)
+    if worst:
+        rows = [
+            (row.name, row.scheme, f"{row.figures.relative:.4f}", f"{row.figures.sqnr_db:.1f} dB")
+            for row in worst
+            if row.figures is not None
+        ]
+        head = ("largest errors", "scheme", "relative", "SQNR")
+        lines += ["", *columns([head, *rows], right=(2, 3))]
+    return [*lines, "", _verdict(found)]
+
+
+def _verdict(found: "Verification") -> str:
+    summary = found.summary
+    text = f"{safe(found.target)} ({found.container}): "
+    text += "good" if found.passed else f"{len(found.failures):,} problem(s)"
+    if found.warnings:
+        text += f", {len(found.warnings):,} warning(s)"
+    text += f"; {summary.tensors:,} tensors, {size(summary.bytes_after)}"
+    if summary.bytes_before is not None:
+        text += f" of {size(summary.bytes_before)}"
+    if summary.bits_per_weight is not None:
+        text += f", {summary.bits_per_weight:.2f} bits per quantized weight"
+    return text
