@@ -123,10 +123,11 @@ def _validated(data: Mapping) -> Recipe:
         first = error.errors(include_url=False)[0]
         path = [part for part in first["loc"] if part != "[key]"]
         words = ".".join(str(part) for part in path)
-        context = first.get("ctx", {})
-        message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] in _WORDS:
+            message = _WORDS[first["type"]].format(**first.get("ctx", {}))
         where = place(data, path)
-        raise RecipeError(f"{words}: {message.format(**context)}", where=where) from error
+        raise RecipeError(f"{words}: {message}", where=where) from error
 
 
 # What pydantic calls wrong, in the words of someone who writes YAML.
@@ -134,6 +135,7 @@ _WORDS = {
     "bool_type": "is true or false",
     "dict_type": "is a mapping",
     "float_parsing": "is a number",
+    "finite_number": "is a finite number",
     "float_type": "is a number",
     "literal_error": "is {expected}",
     "missing": "is missing",

@@ -46,6 +46,7 @@ def _container_name(value: Any) -> Any:
     return _known(value, (AUTO, *(one.name for one in CONTAINERS)), "container")
 
 
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_one_or_more)]
 
 
@@ -104,7 +105,7 @@ class Recipe(BaseModel):
     defaults: dict[str, Literal["keep", "quantize"]] = Field(default_factory=dict)
     fuse: tuple[FuseGroup, ...] = ()
     nonfinite: Literal["error", "keep"] = "error"
-    thresholds: dict[Literal["sqnr_db"], float] = Field(default_factory=dict)
+    thresholds: dict[Literal["sqnr_db"], Number] = Field(default_factory=dict)
     consumer: str = ""
     layout: dict[str, str] = Field(default_factory=dict)
 
@@ -117,9 +118,10 @@ class Recipe(BaseModel):
         _refuse_unknown(value, cls)
         known = tuple(kind.name for kind in load_defaults().kinds)
         chosen = data.get("defaults")
-        for name in [*(chosen if isinstance(chosen, dict) else ()), *_listed(data, "quantize")]:
+        where = place(value, ["quantize"])
+        listed = dict.fromkeys(_listed(data, "quantize", where), "quantize")
+        for name in [*(chosen if isinstance(chosen, dict) else ()), *listed]:
             _known(name, known, "kept kind")
-        listed = dict.fromkeys(_listed(data, "quantize"), "quantize")
         data.pop("quantize", None)
         if listed:
             data["defaults"] = {**(chosen or {}), **listed}
@@ -181,12 +183,12 @@ def schema() -> dict[str, Any]:
     return result
 
 
-def _listed(data: dict[str, Any], key: str) -> list[Any]:
+def _listed(data: dict[str, Any], key: str, where: str = "") -> list[Any]:
     value = data.get(key)
     if value is None:
         return []
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise RecipeError(f"{key} is a list of kept kinds", where=place(data, [key]))
+        raise RecipeError(f"{key} is a list of kept kinds", where=where)
     return list(value)
 
 
