@@ -12,7 +12,7 @@ import typer
 
 from lowbitcli import options as opt
 from lowbitcli import program
-from lowbitcli.program import EXIT_CODES, command, decibels, help_unless_invoked
+from lowbitcli.program import EXIT_CODES, beside, command, decibels, help_unless_invoked
 
 app = typer.Typer(
     name="lowbit",
@@ -175,9 +175,7 @@ def verify(
     from lowbitcli import api, console, tables
     from lowbitcli.progress import show_progress
 
-    where = None
-    if report is not None:
-        where = Path(report) if report else output.with_name(f"{output.name}.report.html")
+    where = None if report is None else Path(report) if report else beside(output)
     with show_progress("verifying", quiet=quiet) as progress:
         found = api.verify(
             output,

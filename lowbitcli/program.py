@@ -3,6 +3,7 @@
 import functools
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -69,6 +70,12 @@ def decibels(text: str | None) -> float | None:
     if not -1000 < value < 1000:
         raise UsageError(f"{text!r} is no number of decibels", hint="--fail-under 20dB")
     return value
+
+
+def beside(output: Path) -> Path:
+    """Return where the report on `output` goes when nobody says: `OUT.report.html`."""
+    named = output if output.name not in ("", "..") else output.resolve()
+    return named.with_name(f"{named.name}.report.html")
 
 
 def with_optional_values(arguments: list[str]) -> list[str]:
