@@ -47,7 +47,7 @@ def _fp8_channel(x: Tensor, settings: dict) -> dict[str, Tensor]:
 
 def _mxfp8(x: Tensor, settings: dict) -> dict[str, Tensor]:
     data, scale = mx.quantize_mxfp8(x)
-    return {"codes": data, "scales": scale, "dequant": mx.dequantize_mxfp8(data, scale, x.dtype)}
+    return {"codes": data, "scales": scale, "dequant": mx.dequantize(data, scale, x.dtype)}
 
 
 def _nvfp4(x: Tensor, settings: dict) -> dict[str, Tensor]:

@@ -14,6 +14,9 @@ looked for. NaN comes out as 0x7FC00000.
 import torch
 from torch import Tensor
 
+from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.rounding import magnitude_bits, widen
+
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -38,10 +41,52 @@ def _largest(w: Tensor) -> Tensor:
     return torch.where(torch.isnan(amax), torch.nan, amax)
 
 
+@jit
+def _matrix_kernel(
+    w_ptr,  # [matrices, size] fp32, fp16, or bf16 as int16
+    out_ptr,  # [matrices] int32, zero: patterns of fp32 magnitudes
+    size,
+    programs,
+    BF16: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+    LOOPS: tl.constexpr,  # noqa: N803
+):
+    """Take the largest pattern of TILE * LOOPS elements and raise the matrix's to it."""
+    matrix = tl.program_id(0) // programs
+    start = (tl.program_id(0) % programs).to(tl.int64) * (TILE * LOOPS)
+    w_ptr += matrix.to(tl.int64) * size
+    top = tl.zeros([TILE], tl.int32)
+    for loop in range(LOOPS):
+        offset = start + loop * TILE + tl.arange(0, TILE)
+        x = widen(tl.load(w_ptr + offset, mask=offset < size, other=0), BF16)
+        top = tl.maximum(top, magnitude_bits(x))
+    tl.atomic_max(out_ptr + matrix, tl.max(top, axis=0), sem="relaxed")
+
+
+def _launch_matrix(w: Tensor) -> Tensor:
+    lead, size = w.shape[:-2], w.shape[-2] * w.shape[-1]
+    bits = torch.zeros(lead, dtype=torch.int32, device=w.device)
+    tile, loops = 4096, 4
+    programs = -(-size // (tile * loops))
+    with torch.cuda.device_of(w):
+        _matrix_kernel[(bits.numel() * programs,)](
+            loadable(w),
+            bits,
+            size,
+            programs,
+            BF16=w.dtype == torch.bfloat16,
+            TILE=tile,
+            LOOPS=loops,
+            **OPTIONS,
+        )
+    amax = bits.view(torch.float32)
+    return torch.where(torch.isnan(amax), torch.nan, amax)
+
+
 def matrix(w: Tensor) -> Tensor:
     """Return fp32 `[*]`: the largest magnitude of each matrix of `w`."""
     check_weight(w)
-    return _largest(w.contiguous().flatten(-2))
+    return _launch_matrix(w) if use_kernel(w) else _largest(w.contiguous().flatten(-2))
 
 
 def rows(w: Tensor) -> Tensor:

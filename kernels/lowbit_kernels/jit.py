@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import triton.language as tl
 
     HAS_TRITON = True
+    static_range = range
 else:
     triton = tl = _Placeholder()
     HAS_TRITON = False
@@ -45,7 +46,22 @@ else:
         except ImportError:
             pass
 
+    static_range = tl.static_range
+
 jit: Callable[..., Any] = triton.jit
+
+
+# The interpreter's fma rounds twice and its cast to bf16 truncates: kernels go around both there.
+COMPILED = tl.constexpr(not INTERPRETED)
+
+# Contracting a * b + c by itself would change bits: it is off, kernels say fma where they mean it.
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+
+
+def loadable(w: Tensor) -> Tensor:
+    """Return contiguous `w` as kernels load it: bf16 as int16, which they widen by a shift."""
+    w = w.contiguous()
+    return w.view(torch.int16) if w.dtype == torch.bfloat16 else w
 
 
 def use_kernel(w: Tensor) -> bool:
@@ -55,4 +71,15 @@ def use_kernel(w: Tensor) -> bool:
     return HAS_TRITON and (w.is_cuda or INTERPRETED) and w.numel() > 0
 
 
-__all__ = ["HAS_TRITON", "INTERPRETED", "jit", "tl", "triton", "use_kernel"]
+__all__ = [
+    "COMPILED",
+    "HAS_TRITON",
+    "INTERPRETED",
+    "OPTIONS",
+    "jit",
+    "loadable",
+    "static_range",
+    "tl",
+    "triton",
+    "use_kernel",
+]

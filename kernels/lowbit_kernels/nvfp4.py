@@ -3,7 +3,7 @@
     w ~= value * fl(scale * global_scale)
 
     global_scale = fl(amax(w) / 2688)                               amax = 0 -> 1
-    scale = e4m3(clamp(fl(a / fl(6 * global_scale)), 2^-9, 448))    a: the block's amax; quotient 0 -> 1
+    scale = e4m3(clamp(fl(a / fl(6 * global_scale)), 2^-9, 448))    a: block's amax; fl() = 0 -> 1
     code  = e2m1(fl(w / fl(scale * global_scale)))                  scale as stored; ties to even
 
 | | data | scale | global_scale |
@@ -26,7 +26,18 @@ from torch import Tensor
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import rounding
 from lowbit_kernels.formats import E2M1_VALUES
+from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
+from lowbit_kernels.rounding import (
+    decode_e2m1,
+    decode_e4m3,
+    encode_e2m1,
+    encode_e4m3,
+    magnitude_bits,
+    narrow,
+    pack_nibbles,
+    widen,
+)
 
 BLOCK = 16
 
@@ -57,11 +68,158 @@ def encode(blocks: Tensor, step: Tensor) -> Tensor:
     return rounding.pack(rounding.to_e2m1(q, x < 0))
 
 
+def _quantize_reference(w: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    shared = global_scale[..., None, None]
+    scale = scales_of(amax_of.blocks(w, BLOCK), shared)
+    blocks = w.contiguous().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
+    return encode(blocks, scale.float() * shared).flatten(-2), scale
+
+
+def _dequantize_reference(
+    packed: Tensor, scale: Tensor, global_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    step = scale.float() * global_scale[..., None, None]
+    values = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
+    element = values[rounding.unpack(packed).int()].unflatten(-1, (scale.shape[-1], BLOCK))
+    return (element * step.unsqueeze(-1)).to(dtype).flatten(-2)
+
+
+@jit
+def _codes(x, step, FAST: tl.constexpr):  # noqa: N803
+    """Return E2M1 codes `[N, 8]` of x `[N, 8]` with a step `[N]` for each row."""
+    a = tl.abs(x)
+    if FAST:
+        # fl(a / step) by one correction with the exact remainder, see rounding.divide; an
+        # infinite quotient turns into NaN, and both have the code 7.
+        r = tl.math.div_rn(1.0, step)[:, None]
+        q = a * r
+        q = tl.fma(tl.fma(-q, step[:, None], a), r, q)
+    else:
+        q = tl.math.div_rn(a, tl.broadcast_to(step[:, None], a.shape))
+        q = tl.where(step[:, None] == 0, 0.0, q)
+    return encode_e2m1(q) | tl.where(x < 0, 8, 0)
+
+
+@jit
+def _quantize_kernel(
+    w_ptr,  # [matrices, blocks, 16] fp32, fp16, or bf16 as int16
+    packed_ptr,  # [matrices, blocks] int64
+    scale_ptr,  # [matrices, blocks] E4M3 as uint8
+    global_scale_ptr,  # [matrices] fp32
+    blocks,
+    programs,
+    BF16: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+):
+    """Quantize TILE blocks; a thread holds a block as two halves of eight elements."""
+    matrix = (tl.program_id(0) // programs).to(tl.int64)
+    start = (tl.program_id(0) % programs).to(tl.int64) * TILE
+    first = matrix * blocks + start
+    index = tl.arange(0, TILE)
+    mask = index < blocks - start
+    column = tl.arange(0, 8)[None, :]
+    offset = index[:, None] * 16 + column
+    w_ptr += first * 16
+    low = widen(tl.load(w_ptr + offset, mask=mask[:, None], other=0), BF16)
+    high = widen(tl.load(w_ptr + offset + 8, mask=mask[:, None], other=0), BF16)
+    top = tl.max(tl.maximum(magnitude_bits(low), magnitude_bits(high)), axis=1)
+
+    g = tl.load(global_scale_ptr + matrix)
+    amax = tl.cast(top, tl.float32, bitcast=True)
+    quotient = tl.math.div_rn(amax, tl.full([TILE], 1.0, tl.float32) * (g * 6.0))
+    quotient = tl.where(quotient == 0, 1.0, quotient)
+    code = encode_e4m3(tl.where(quotient < 2.0**-9, 2.0**-9, quotient))
+    tl.store(scale_ptr + first + index, code.to(tl.uint8), mask=mask)
+
+    step = decode_e4m3(code) * g
+    # Here 1 / step and every remainder that decides a code are normal numbers.
+    if COMPILED:
+        if (g > 2.0**-80) & (g < 2.0**100):
+            low_codes = _codes(low, step, True)
+            high_codes = _codes(high, step, True)
+        else:
+            low_codes = _codes(low, step, False)
+            high_codes = _codes(high, step, False)
+    else:
+        low_codes = _codes(low, step, False)
+        high_codes = _codes(high, step, False)
+    low_word = pack_nibbles(low_codes, column, 1).to(tl.int64) & 0xFFFFFFFF
+    high_word = pack_nibbles(high_codes, column, 1).to(tl.int64)
+    tl.store(packed_ptr + first + index, low_word | (high_word << 32), mask=mask)
+
+
+@jit
+def _dequantize_kernel(
+    packed_ptr,  # [matrices, blocks, 2] int32
+    scale_ptr,  # [matrices, blocks] E4M3 as uint8
+    global_scale_ptr,  # [matrices] fp32
+    out_ptr,  # [matrices, blocks, 16] fp32, fp16 or bf16
+    halves,
+    programs,
+    TILE: tl.constexpr,  # noqa: N803
+):
+    """Dequantize TILE half blocks, eight elements to a thread."""
+    matrix = (tl.program_id(0) // programs).to(tl.int64)
+    start = (tl.program_id(0) % programs).to(tl.int64) * TILE
+    first = matrix * halves + start
+    index = tl.arange(0, TILE)
+    mask = index < halves - start
+    word = tl.load(packed_ptr + first + index, mask=mask, other=0)
+    scale = tl.load(scale_ptr + first // 2 + index // 2, mask=mask, other=0)
+    step = decode_e4m3(scale.to(tl.int32)) * tl.load(global_scale_ptr + matrix)
+    column = tl.arange(0, 8)[None, :]
+    value = decode_e2m1((word[:, None] >> (column * 4)) & 15) * step[:, None]
+    out = narrow(value, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + first * 8 + index[:, None] * 8 + column, out, mask=mask[:, None])
+
+
+def _launch_quantize(w: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    rows, cols = w.shape[-2:]
+    packed = torch.empty((*w.shape[:-1], cols // 2), dtype=torch.uint8, device=w.device)
+    scale = torch.empty((*w.shape[:-1], cols // BLOCK), dtype=torch.float8_e4m3fn, device=w.device)
+    blocks, tile = rows * cols // BLOCK, 128
+    programs = -(-blocks // tile)
+    with torch.cuda.device_of(w):
+        _quantize_kernel[(w.shape[:-2].numel() * programs,)](
+            loadable(w),
+            packed.view(torch.int64),
+            scale.view(torch.uint8),
+            global_scale.contiguous(),
+            blocks,
+            programs,
+            BF16=w.dtype == torch.bfloat16,
+            TILE=tile,
+            **OPTIONS,
+        )
+    return packed, scale
+
+
+def _launch_dequantize(
+    packed: Tensor, scale: Tensor, global_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    rows, cols = packed.shape[-2], packed.shape[-1] * 2
+    out = torch.empty((*packed.shape[:-1], cols), dtype=dtype, device=packed.device)
+    halves, tile = rows * cols // 8, 128
+    programs = -(-halves // tile)
+    with torch.cuda.device_of(packed):
+        _dequantize_kernel[(packed.shape[:-2].numel() * programs,)](
+            packed.contiguous().view(torch.int32),
+            scale.contiguous().view(torch.uint8),
+            global_scale.contiguous(),
+            out,
+            halves,
+            programs,
+            TILE=tile,
+            **OPTIONS,
+        )
+    return out
+
+
 def quantize(
     w: Tensor, global_scale: Tensor | None = None, rule: str = "amax"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize `w [*, R, C]` to NVFP4; return packed uint8 `[*, R, C/2]`, scale e4m3, global_scale
-    fp32 `[*]`.
+    """Quantize `w [*, R, C]` to NVFP4; return packed uint8 `[*, R, C/2]`, scale e4m3
+    `[*, R, C/16]`, global_scale fp32 `[*]`.
 
     `global_scale` is the value that a reader will multiply by, where that is not fl(amax / 2688).
     Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 16, an
@@ -71,24 +229,17 @@ def quantize(
     _check_rule(rule)
     if global_scale is None:
         global_scale = global_scale_of(amax_of.matrix(w))
-    shared = global_scale[..., None, None]
-    scale = scales_of(amax_of.blocks(w, BLOCK), shared)
-    packed = encode(
-        w.contiguous().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK)), scale.float() * shared
-    )
-    return packed.flatten(-2), scale, global_scale
+    run = _launch_quantize if use_kernel(w) else _quantize_reference
+    packed, scale = run(w, global_scale)
+    return packed, scale, global_scale
 
 
 def dequantize(
     packed: Tensor, scale: Tensor, global_scale: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    """Return `[*, R, C]` in `dtype` of NVFP4 parts; one rounding of scale * global_scale, one of
-    the product.
-    """
-    step = scale.float() * global_scale[..., None, None]
-    values = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
-    element = values[rounding.unpack(packed).int()].unflatten(-1, (scale.shape[-1], BLOCK))
-    return (element * step.unsqueeze(-1)).to(dtype).flatten(-2)
+    """Return `[*, R, C]` in `dtype` of NVFP4 parts; fl(scale * global_scale) comes first."""
+    run = _launch_dequantize if use_kernel(packed) else _dequantize_reference
+    return run(packed, scale, global_scale, dtype)
 
 
 def _check_rule(rule: str) -> None:

@@ -16,6 +16,8 @@ Floating Point Specification 1.0 (E4M3), OCP Microscaling Formats 1.0 (E2M1, E8M
 import torch
 from torch import Tensor
 
+from lowbit_kernels.jit import COMPILED, jit, tl
+
 _MAGIC = float(2**23)
 _MAGIC_BITS = 0x4B000000  # the pattern of 2^23, so 2^23 + n has the pattern of this plus n
 
@@ -78,6 +80,14 @@ def e8m0_reciprocal(code: Tensor) -> Tensor:
     return torch.where(exponent == 255, 0x7FC00000, bits).view(torch.float32)
 
 
+def tree_sum_of(e: Tensor) -> Tensor:
+    """Sum fp32 `[..., 2^n]` over the last axis in a fixed order: the upper half onto the lower."""
+    while e.shape[-1] > 1:
+        half = e.shape[-1] // 2
+        e = e[..., :half] + e[..., half:]
+    return e.squeeze(-1)
+
+
 def pack(codes: Tensor) -> Tensor:
     """Pack 4-bit codes `[..., C]` into bytes `[..., C/2]`, the even column in the low nibble."""
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
@@ -86,3 +96,171 @@ def pack(codes: Tensor) -> Tensor:
 def unpack(packed: Tensor) -> Tensor:
     """Unpack bytes `[..., C/2]` into 4-bit codes `[..., C]`, the low nibble first."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+# From here on: the same roundings for use inside kernels, int32 codes out of fp32 tiles.
+
+
+@jit
+def widen(x, BF16: tl.constexpr):  # noqa: N803
+    """Return a loaded tile as fp32; bf16 is loaded as int16 and widened by a shift."""
+    if BF16:
+        return (x.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
+
+
+@jit
+def narrow(x, DTYPE: tl.constexpr):  # noqa: N803
+    """Return fp32 x in a floating DTYPE: nearest, ties to even."""
+    if COMPILED or tl.bfloat16 != DTYPE:
+        return x.to(DTYPE)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, rounded)
+        return rounded.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@jit
+def magnitude_bits(x):
+    """Return the patterns of |x|, which order as |x| does, NaN above all."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@jit
+def divide(x, s):
+    """Return x / s, exact wherever a rounding to E4M3 or E2M1 could tell; `s` is a scalar.
+
+    One correction by the exact remainder replaces the division. It needs a reciprocal and a
+    remainder that are normal numbers, so a scale near the ends of fp32 takes the true division.
+    """
+    if COMPILED:
+        if (s > 2.0**-90) & (s < 2.0**100):
+            r = tl.math.div_rn(1.0, s)
+            q = x * r
+            fixed = tl.fma(tl.fma(-q, s, x), r, q)
+            # An infinite q has no remainder: it and NaN stay as they are.
+            q = tl.where(tl.abs(q) < float("inf"), fixed, q)
+        else:
+            q = tl.math.div_rn(x, s)
+    else:
+        q = tl.math.div_rn(x, s)
+    return q
+
+
+@jit
+def _encode_fp8(x, MANTISSA: tl.constexpr, LEAST: tl.constexpr, MAX: tl.constexpr):  # noqa: N803
+    """Return the FP8 code of fp32 x: nearest, ties to even; saturates; NaN is 0x7F.
+
+    MANTISSA is its bits of mantissa, LEAST and MAX the fp32 patterns of its smallest normal and
+    its largest number.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    a = bits & 0x7FFFFFFF
+    clamped = tl.minimum(a, MAX)
+    # Adding 2^(e + 23 - MANTISSA) leaves the bits that a number with exponent e keeps; below the
+    # smallest exponent the step stays that of the subnormals.
+    exponent = tl.maximum(clamped & 0x7F800000, LEAST)
+    magic = exponent + ((23 - MANTISSA) << 23)
+    total = clamped.to(tl.float32, bitcast=True) + magic.to(tl.float32, bitcast=True)
+    code = total.to(tl.int32, bitcast=True) - magic + ((exponent - LEAST) >> (23 - MANTISSA))
+    return tl.where(a > 0x7F800000, 0x7F, code | ((bits >> 24) & 0x80))
+
+
+@jit
+def encode_e4m3(x):
+    """Return the E4M3 codes of fp32 x."""
+    return _encode_fp8(x, 3, 0x3C800000, 0x43E00000)
+
+
+@jit
+def encode_e5m2(x):
+    """Return the E5M2 codes of fp32 x, never Inf."""
+    return _encode_fp8(x, 2, 0x38800000, 0x47600000)
+
+
+@jit
+def decode_e4m3(code):
+    """Return fp32 values of E4M3 codes 0 to 255."""
+    # As the pattern of a number 2^-120 times as large, so that subnormals need no case.
+    value = ((code & 0x7F) << 20).to(tl.float32, bitcast=True) * 2.0**120
+    bits = value.to(tl.int32, bitcast=True) | ((code & 0x80) << 24)
+    bits = tl.where((code & 0x7F) == 0x7F, 0x7FC00000, bits)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@jit
+def decode_e5m2(code):
+    """Return fp32 values of E5M2 codes 0 to 255, which are the upper halves of fp16 patterns."""
+    return (code << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@jit
+def encode_e2m1(q):
+    """Return the E2M1 codes 0 to 7 of fp32 magnitudes q: nearest, ties to even; NaN is 7."""
+    steep = tl.fma(q, 2.0, 8388608.0).to(tl.int32, bitcast=True)
+    middle = (q + 8388610.0).to(tl.int32, bitcast=True)
+    flat = tl.fma(q, 0.5, 8388612.0).to(tl.int32, bitcast=True)
+    return tl.minimum(tl.minimum(steep, middle), tl.minimum(flat, 0x4B000007)) & 7
+
+
+@jit
+def decode_e2m1(code):
+    """Return fp32 values of E2M1 codes 0 to 15."""
+    value = ((code & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
+    bits = value.to(tl.int32, bitcast=True) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@jit
+def encode_e8m0(x):
+    """Return the E8M0 code of the least power of two not below fp32 x >= 0; NaN is 255."""
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = bits >> 23
+    mantissa = bits & 0x7FFFFF
+    threshold = tl.where(exponent == 0, 0x400000, 0)
+    code = tl.minimum(exponent + (mantissa > threshold).to(tl.int32), 254)
+    return tl.where(bits > 0x7F800000, 255, code)
+
+
+@jit
+def decode_e8m0(code):
+    """Return fp32 2^(code - 127): code 0 is a subnormal, 255 NaN."""
+    bits = tl.where(code == 0, 0x400000, code << 23)
+    return tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@jit
+def reciprocal_e8m0(code):
+    """Return fp32 2^(127 - code), exact; 255 is NaN."""
+    bits = tl.where(code == 254, 0x400000, (254 - code) << 23)
+    return tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@jit
+def pack_bytes(codes, column, AXIS: tl.constexpr):  # noqa: N803
+    """Pack int32 codes, a byte each, into int64 along AXIS of length 8, the first byte lowest.
+
+    `column` is arange(0, 8), shaped to broadcast over `codes`.
+    """
+    shifted = codes << ((column & 3) * 8)
+    low = tl.sum(tl.where(column < 4, shifted, 0), axis=AXIS).to(tl.int64)
+    high = tl.sum(tl.where(column < 4, 0, shifted), axis=AXIS).to(tl.int64)
+    return (high << 32) | (low & 0xFFFFFFFF)
+
+
+@jit
+def pack_nibbles(codes, column, AXIS: tl.constexpr):  # noqa: N803
+    """Pack int32 codes of four bits into int32 along AXIS of length 8, the first lowest."""
+    return tl.sum(codes << (column * 4), axis=AXIS)
+
+
+@jit
+def tree_sum(e):
+    """Sum fp32 `[N, 8]` over its columns in a fixed order: halves added to each other, thrice."""
+    rows: tl.constexpr = e.shape[0]
+    a, b = tl.split(tl.permute(tl.reshape(e, [rows, 2, 4]), (0, 2, 1)))
+    a, b = tl.split(tl.permute(tl.reshape(a + b, [rows, 2, 2]), (0, 2, 1)))
+    a, b = tl.split(a + b)
+    return a + b
