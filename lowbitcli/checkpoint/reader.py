@@ -234,11 +234,7 @@ class Checkpoint:
     def _fd(self, file: str) -> int:
         with self._lock:
             if file not in self._fds:
-                fd = _open(self._paths[file], safe(self._paths[file]))
-                if _Identity.of(fd) != self._identities[file]:
-                    os.close(fd)
-                    raise _changed(safe(self._paths[file]))
-                self._fds[file] = fd
+                self._fds[file] = _open(self._paths[file], safe(self._paths[file]))
             return self._fds[file]
 
 

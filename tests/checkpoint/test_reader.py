@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lowbitcli.checkpoint import Checkpoint, header, shard_index
+from lowbitcli.checkpoint import Checkpoint, directory, header, shard_index
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.tensors import TensorSpec
 
@@ -95,6 +95,7 @@ def test_directory_without_index(files, chosen, tmp_path):
         (["pytorch_model.bin"], "only pytorch_model.bin"),
         (["x.safetensors", "y.safetensors"], "no telling which: x.safetensors, y.safetensors"),
         (["m-00001-of-00003.safetensors", "m-00003-of-00003.safetensors"], "expected 3 shards"),
+        (["m-00001-of-00003.safetensors", "m-00002-of-00003.safetensors"], "expected 3 shards"),
         (["a-1-of-1.safetensors", "b-1-of-1.safetensors"], "several sets"),
         (["a.safetensors.index.json", "b.safetensors.index.json"], "several indexes"),
     ],
@@ -191,6 +192,20 @@ def test_a_link_out_of_the_directory_is_refused(name, sharded, tmp_path_factory)
     (sharded / name).rename(outside)
     (sharded / name).symlink_to(outside)
     refused(sharded, "leads out of the directory")
+
+
+def test_a_link_put_in_place_after_the_check_is_not_followed(sharded, monkeypatch):
+    inside = directory.inside
+
+    def raced(root, name):
+        real = inside(root, name)
+        if name == TWO:
+            os.rename(real, sharded / "moved")
+            os.symlink(sharded / "moved", real)
+        return real
+
+    monkeypatch.setattr(directory, "inside", raced)
+    refused(sharded, "cannot be opened")
 
 
 def test_a_link_inside_the_directory_is_followed(sharded):

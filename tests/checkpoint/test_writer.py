@@ -211,6 +211,14 @@ def test_the_source_is_not_written_over(kind, old):
     assert file.read_bytes() == OLD
 
 
+def test_a_file_is_not_written_over_by_another_name(old):
+    file = old / "old.safetensors"
+    os.link(file, old.parent / "other")
+    for target in (file, old.parent / "other"):
+        with pytest.raises(UsageError, match="is the source"):
+            StagedOutput(target, directory=False, force=True, sources=[file])
+
+
 def test_pipes_devices_sockets_and_other_kinds_are_refused(tmp_path, old):
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
@@ -275,8 +283,28 @@ def test_without_fallocate_the_size_is_set_anyway(tmp_path, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    with StagedOutput(tmp_path / "o", directory=False) as out:
+        out.create("o", 10)
+        out.publish()
+    assert (tmp_path / "o").stat().st_size == 10
+
+
+def test_all_is_durable_before_the_rename_and_the_name_after_it(tmp_path, monkeypatch):
+    synced, fsync, rename = [], os.fsync, atomic.rename_new
+
+    def recording(fd):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def renaming(source, target):
+        synced.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    monkeypatch.setattr(atomic, "rename_new", renaming)
     write_directory(tmp_path / "out")
-    assert (tmp_path / "out" / "model.safetensors").stat().st_size == 10
+    parent = tmp_path.name
+    assert synced == ["model.safetensors", "config.json", ".out.partial", "rename", parent]
 
 
 def test_names_too_long_and_folders_that_are_files(tmp_path):
