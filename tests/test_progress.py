@@ -43,7 +43,7 @@ def test_a_terminal_gets_one_bar_that_goes_away():
     for word in ("quantizing", "2.0 GB of 4.0 GB", "GB/s", "model.layers.0.mlp.down_proj.weight"):
         assert word in shown
     last = shown.rstrip().rsplit("\r\n", 1)[-1]
-    assert last.endswith("finished")
+    assert "\x1b[1A\x1b[2K" in last and last.endswith("finished")
     # Each picture is drawn over the one before: the cursor never moves on to a second line.
     assert "\r\n" not in shown.split("4.0 GB of 4.0 GB")[0]
     assert "\x1b[2K" in shown
