@@ -138,18 +138,24 @@ class _Alternatives(Generic[T]):
             f"(?P<a{number}>{pattern.source(counter)})"
             for number, (pattern, _) in enumerate(choices)
         ]
-        self._values = [value for _, value in choices]
-        self._on_module = any(pattern.is_regex for pattern, _ in choices)
+        self._on_module = any(pattern.sees_the_end for pattern, _ in choices)
         self._compiled = re.compile("|".join(parts), re.DOTALL) if parts else None
+        groups = self._compiled.groupindex if self._compiled else {}
+        self._numbers = {groups[f"a{number}"]: number for number in range(len(choices))}
+        self._values = [value for _, value in choices]
 
     def first(self, name: str) -> T | None:
         if self._compiled is None:
             return None
-        hits = [self._compiled.match(name)]
-        if self._on_module and name.endswith(".weight"):
-            hits.append(self._compiled.match(name, 0, len(name) - len(".weight")))
-        numbers = [int(hit.lastgroup[1:]) for hit in hits if hit is not None and hit.lastgroup]
-        return self._values[min(numbers)] if numbers else None
+        best = len(self._values)
+        hit = self._compiled.match(name)
+        if hit is not None:
+            best = self._numbers[hit.lastindex or 0]
+        if self._on_module and best and name.endswith(".weight"):
+            hit = self._compiled.match(name, 0, len(name) - len(".weight"))
+            if hit is not None:
+                best = min(best, self._numbers[hit.lastindex or 0])
+        return self._values[best] if best < len(self._values) else None
 
 
 class _Kinds:
@@ -158,6 +164,7 @@ class _Kinds:
     def __init__(self, kinds: tuple[KeptKind, ...]) -> None:
         self._kinds = kinds
         self._of_component: dict[str, tuple[int, ...]] = {}
+        self._ordinary: set[str] = set()
         self._components = _each(kind.components for kind in kinds)
         self._whole = _Alternatives(
             (pattern, index) for index, kind in enumerate(kinds) for pattern in kind.patterns
@@ -165,8 +172,11 @@ class _Kinds:
         self._but = _each(kind.but for kind in kinds)
 
     def first(self, name: str) -> KeptKind | None:
-        hits = {index for part in name.split(".") for index in self._of(part)}
         whole = self._whole.first(name)
+        parts = name.split(".")
+        if whole is None and self._ordinary.issuperset(parts):
+            return None
+        hits = {index for part in parts for index in self._of(part)}
         if whole is not None:
             hits.add(whole)
         for index in sorted(hits):
@@ -181,6 +191,8 @@ class _Kinds:
                 i for i, one in enumerate(self._components) if one.first(component) is not None
             )
             known = self._of_component[component] = tuple(found)
+            if not known:
+                self._ordinary.add(component)
         return known
 
 

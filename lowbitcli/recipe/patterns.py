@@ -65,6 +65,11 @@ class Pattern(BaseModel):
     def is_literal(self) -> bool:
         return not self.is_regex and not any(char in self.text for char in "*?[")
 
+    @property
+    def sees_the_end(self) -> bool:
+        """Can this expression take a module's name, the start of a tensor's, but not that?"""
+        return self.is_regex and any(part in self.text for part in ("$", "\\Z", "\\b", "\\B", "(?"))
+
     def source(self, counter: list[int]) -> str:
         """Return the regular expression for this; `counter` numbers groups where many are combined.
 

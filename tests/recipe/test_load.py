@@ -226,7 +226,7 @@ def test_extends(tmp_path):
     assert recipe.rules[0].activations == "dynamic"
     assert [one.text for one in recipe.keep] == ["*.layers.0.*", "*.o_proj"]
     assert [one.shipped for one in recipe.rules[1].match] == [True]
-    assert recipe.rules[0].exclude[0].where == f"{tmp_path}/own.yaml:4:68"
+    assert recipe.rules[0].exclude[0].where == f"{tmp_path}/own.yaml:4:61"
     assert (recipe.nonfinite, recipe.container, recipe.name) == ("keep", "lowbit", "own")
     assert "heads" not in [kind.name for kind in recipe.kinds]
 

@@ -108,7 +108,7 @@ def test_case_10_dead_patterns(tmp_path):
 def test_dead_patterns_of_exclusions_but_not_of_shadowed_rules(tmp_path):
     text = "rules:\n- {match: '*', scheme: nvfp4, exclude: [x]}\n- {match: '*.a', scheme: mxfp8}\n"
     recipe = recipe_of(tmp_path, text)
-    with pytest.raises(RecipeError, match="'x' matches no tensor$"):
+    with pytest.raises(RecipeError, match=r"'x' matches no tensor$"):
         Matcher(recipe).dead(["b.a.weight"])
     Matcher(recipe).dead(["b.a.weight", "x.weight"])
 
@@ -130,7 +130,8 @@ def test_patterns_that_could_take_long_are_refused(text):
 @pytest.mark.parametrize(
     "text",
     [
-        r".*mlp\.gate$", r".*experts\.\d+\.(gate|up|down)_proj$", "visual.*", r"model\.layers\.(0|1|31)\.",
+        r".*mlp\.gate$", r".*experts\.\d+\.(gate|up|down)_proj$", "visual.*",
+        r"model\.layers\.(0|1|31)\.",
         r"^(?!.*lm_head).*_proj\.weight$", r".*\.layers\.[0-9]{1,2}\..*proj", "(ab)+c", "lm_head",
     ],
 )  # fmt: skip
