@@ -3,11 +3,17 @@
 Everything here takes paths and returns values; nothing prints.
 """
 
+import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from lowbit_kernels.error import Sums
-from lowbitcli.errors import UsageError
+from lowbitcli import report as reports
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.run import Progress, Result, find_non_finite, run
 from lowbitcli.plan.inspection import Inspection, inspect
@@ -19,6 +25,8 @@ from lowbitcli.plan.prepare import (
     plan_quantize,
     quantization,
 )
+from lowbitcli.verify import Verification, unreadable
+from lowbitcli.verify import verify as verify_checkpoint
 
 NON_FINITE = ("error", "keep")
 
@@ -106,6 +114,57 @@ def dequantize(
         return _outcome(plan, result, {})
 
 
+def verify(
+    output: PathLike,
+    *,
+    against: PathLike | None = None,
+    device: str = "auto",
+    fail_under_db: float | None = None,
+    report: PathLike | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check a checkpoint and, `against` its source, its numbers; write a report where one is named.
+
+    What is wrong with the checkpoint is told in the result and not raised, even where it cannot be
+    opened. `fail_under_db` is the SQNR that every quantized weight must reach.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or its source is wrong.
+        UsageError: a limit without a source, or a report of an unknown kind.
+        OutputError: the report cannot be written.
+    """
+    where = device_of(device)
+    if report is not None:
+        reports.check_path(Path(report))
+    found = _verified(output, against, where, fail_under_db, progress)
+    if report is not None:
+        reports.write(found, report)
+    return found
+
+
+def _verified(
+    output: PathLike,
+    against: PathLike | None,
+    device: torch.device,
+    fail_under_db: float | None,
+    progress: Progress | None,
+) -> Verification:
+    with contextlib.ExitStack() as stack:
+        source = None
+        if against is not None:
+            source = stack.enter_context(Checkpoint.open(against))
+        try:
+            target = stack.enter_context(Checkpoint.open(output))
+        except CheckpointError as error:
+            if not os.path.lexists(output):
+                raise
+            said = os.fspath(against) if against is not None else None
+            return unreadable(Path(output), said, error, device)
+        return verify_checkpoint(
+            target, source, device=device, fail_under_db=fail_under_db, progress=progress
+        )
+
+
 def _due(plan: Plan) -> Path:
     if plan.output is None:
         raise UsageError("the plan has no output")
@@ -130,8 +189,10 @@ __all__ = [
     "Outcome",
     "Plan",
     "Request",
+    "Verification",
     "dequantize",
     "inspect",
     "plan_quantize",
     "quantize",
+    "verify",
 ]

@@ -1,0 +1,31 @@
+"""Check a checkpoint: its structure, its headers and, against its source, its numbers."""
+
+from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER
+from lowbitcli.verify.check import unreadable, verify
+from lowbitcli.verify.nouns import (
+    FAIL,
+    WARN,
+    Check,
+    Figures,
+    Kept,
+    Problem,
+    Summary,
+    Verification,
+    WeightRow,
+)
+
+__all__ = [
+    "BF16_WRITER",
+    "FAIL",
+    "FP32_WRITER",
+    "WARN",
+    "Check",
+    "Figures",
+    "Kept",
+    "Problem",
+    "Summary",
+    "Verification",
+    "WeightRow",
+    "unreadable",
+    "verify",
+]

@@ -1,0 +1,131 @@
+"""Is every element in the rounding interval of the code that is stored for it?
+
+    step = fl(scale * global_scale)        x / step in [low(code), high(code)]
+
+`low` and `high` are the midpoints between a code's value and its neighbours', both of them in the
+interval (either neighbour is right for a tie), widened by a relative 2^-21 for the roundings of a
+writer in fp32. The interval of the largest code has no end, that of zero takes both signs, and a
+code that is NaN has none. Where the step is 0 nothing can be said of the code: an element that is
+not zero is counted as lost to underflow.
+
+Half a step alone would fail correct output on ties; a whole step would not see a code that was
+changed to its neighbour.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lowbit_kernels import rounding
+from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E8M0, Format
+from lowbitcli.schemes import Scheme
+from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
+
+FP32_WRITER = 2.0**-21
+BF16_WRITER = 2.0**-7
+
+
+class Fit(NamedTuple):
+    """How elements lie in their intervals; `first` is (row, column) of the first outside."""
+
+    outside: int
+    first: tuple[int, int] | None
+    clipped: int
+    underflow: int
+
+
+def magnitudes(element: Format) -> list[float]:
+    """Return the finite values of an element format from 0 up, by code.
+
+    Raises:
+        KeyError: no code of this format can be looked at here.
+    """
+    if element is E2M1:
+        return list(E2M1_VALUES[:8])
+    if element is E4M3:
+        return torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist()
+    raise KeyError(element.name)
+
+
+@cache
+def _intervals(element: Format, widening: float) -> tuple[Tensor, Tensor]:
+    """Return low and high of every code, the negative codes in the upper half."""
+    values = magnitudes(element)
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(values)]
+    low = [-middles[0] * (1 + widening), *(m * (1 - widening) for m in middles)]
+    high = [*(m * (1 + widening) for m in middles), math.inf]
+    nan = (1 << element.bits - 1) - len(values)  # codes above the largest value
+    low, high = low + [math.inf] * nan, high + [-math.inf] * nan
+    negative_low = [-h for h in high]
+    negative_high = [-v for v in low]
+    return (
+        torch.tensor(low + negative_low, dtype=torch.float32),
+        torch.tensor(high + negative_high, dtype=torch.float32),
+    )
+
+
+def codes_of(element: Format, data: Tensor) -> Tensor:
+    """Return the code of each element, int32 `[rows, cols]`, of canonical `data`."""
+    codes = rounding.unpack(data) if element.per_byte == 2 else data.view(torch.uint8)
+    return codes.to(torch.int32)
+
+
+def step_of(scheme: Scheme, parts: Mapping[str, Tensor], first_row: int, rows: int) -> Tensor:
+    """Return what a code of value 1 stands for: fp32 that broadcasts over `[rows, blocks, cols]`.
+
+    `first_row` is where these rows begin in the matrix.
+    """
+    scale = parts[SCALE]
+    step = rounding.e8m0_value(scale) if scheme.scale is E8M0 else scale.float()
+    if GLOBAL_SCALE in parts:
+        step = step * parts[GLOBAL_SCALE]
+    high = scheme.block[0]
+    if high is None:
+        return step.reshape(1, 1, 1)
+    if high > 1:
+        index = torch.arange(first_row, first_row + rows, device=step.device) // high
+        step = step[index - first_row // high]
+    return step.unsqueeze(-1)
+
+
+def fit(
+    scheme: Scheme,
+    w: Tensor,
+    parts: Mapping[str, Tensor],
+    first_row: int = 0,
+    widening: float = FP32_WRITER,
+) -> Fit:
+    """Hold elements `w [rows, cols]` against the stored `parts` of the same rows."""
+    rows, cols = w.shape
+    step = step_of(scheme, parts, first_row, rows)
+    codes = codes_of(scheme.element, parts[DATA])
+    low, high = (x.to(w.device) for x in _intervals(scheme.element, widening))
+    width = -(-cols // step.shape[1])
+    x = w.float()
+    if cols % width:
+        step = step.expand(-1, -1, width).flatten(1)[:, :cols]
+    else:
+        x = x.unflatten(1, (step.shape[1], width))
+    q = (x / step).reshape(rows, cols)
+    lost = step == 0
+    underflow = 0
+    if bool(lost.any()):
+        zero = lost.expand_as(x).reshape(rows, cols)
+        underflow = int((zero & (w != 0)).sum())
+        q = torch.where(zero, 0.0, q)
+        codes = torch.where(zero, 0, codes)
+    # Said this way round so that NaN is outside.
+    inside = (q >= low[codes]) & (q <= high[codes])
+    largest = magnitudes(scheme.element)[-1] * (1 + widening)
+    clipped = int(((q.abs() > largest) & inside).sum())
+    outside = rows * cols - int(inside.sum())
+    first = None
+    if outside:
+        at = int((~inside).reshape(-1).to(torch.uint8).argmax())
+        first = (at // cols, at % cols)
+    return Fit(outside, first, clipped, underflow)

@@ -1,0 +1,302 @@
+"""Verify a checkpoint: structure first, then headers, then numbers, the cheap before the dear."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from lowbitcli import __version__
+from lowbitcli.checkpoint.manifest import Manifest
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.errors import CheckpointError, UsageError
+from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
+from lowbitcli.recipe import Matcher, Recipe
+from lowbitcli.verify import compare, scales, structure
+from lowbitcli.verify.bound import FP32_WRITER
+from lowbitcli.verify.nouns import (
+    Check,
+    Kept,
+    Problem,
+    Step,
+    Summary,
+    Verification,
+    WeightRow,
+)
+from lowbitcli.verify.rows import Rows, UnreadableError
+
+# Called with bytes done, bytes in all, and the name of what is being worked on.
+Progress = Callable[[int, int, str], None]
+NO_SOURCE = "no source was named"
+
+
+def verify(
+    target: Checkpoint,
+    source: Checkpoint | None,
+    *,
+    device: torch.device,
+    fail_under_db: float | None = None,
+    widening: float = FP32_WRITER,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check `target` by itself and, where there is one, against the `source` that it was made from.
+
+    `fail_under_db` is the SQNR that every quantized weight must reach, in decibels. `widening` is
+    how far, relatively, an element may lie outside the interval of its code: `BF16_WRITER` for
+    outputs of a writer that computes in bf16. One weight is looked at at a time, in bands of rows.
+
+    Raises:
+        CheckpointError: the source cannot be read, or is wrong in itself.
+        UsageError: `fail_under_db` without a source.
+    """
+    if fail_under_db is not None and source is None:
+        raise UsageError("an SQNR needs a source to measure against", hint="name it: --against SRC")
+    theirs = None
+    if source is not None:
+        theirs = examine(source)
+        refuse_findings(theirs)
+    try:
+        ours = examine(target)
+    except CheckpointError as error:
+        said = str(source.path) if source is not None else None
+        return unreadable(target.path, said, error, device)
+    run = _Run(target, ours, source, theirs, device, widening, progress)
+    return run.verify(fail_under_db)
+
+
+def unreadable(
+    path: Path, source: str | None, error: CheckpointError, device: torch.device | None = None
+) -> Verification:
+    """Return the verification of a checkpoint that cannot even be opened or understood."""
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    what = "the checkpoint can be read and understood"
+    return Verification(
+        target=str(path),
+        source=source,
+        container="",
+        problems=(Problem("unreadable", "", message),),
+        checks=(Check(what, 1, False), Check("everything else", 0, None, "it cannot be read")),
+        environment=_environment(device),
+    )
+
+
+@dataclass
+class _Run:
+    """One verification under way."""
+
+    target: Checkpoint
+    ours: Source
+    source: Checkpoint | None
+    theirs: Source | None
+    device: torch.device
+    widening: float
+    progress: Progress | None
+    done: int = 0
+    total: int = 0
+    manifest: Manifest | None = None
+    steps: list[Step] = field(default_factory=list)
+    rows: dict[str, WeightRow] = field(default_factory=dict)
+    untouched: int = 0
+
+    def verify(self, fail_under_db: float | None) -> Verification:
+        self.manifest, broken = structure.manifest_of(self.target)
+        self.total = self._bytes_to_read()
+        files = Step("files can be read, and their headers hold", len(self.target.files), broken)
+        self.steps += [
+            files,
+            structure.declared(self.ours, self.target, self.theirs),
+            structure.any_quantized(self.ours),
+            structure.index(self.target),
+            structure.manifest(self.target, self.manifest),
+            structure.coverage(self.ours, self.theirs, as_written=not self.fake),
+        ]
+        self.steps += [
+            scales.shared(self.target, self.ours),
+            scales.scales(self.target, self.ours, self.device, self._tell),
+            scales.nan_codes(self.target, self.ours, self.device, self._tell),
+            structure.hashes(self.target, self.manifest, self._tell),
+        ]
+        for weight in self.ours.weights.values():
+            if weight.scheme is not None:
+                self.rows[weight.name] = _unmeasured(weight)
+        self.steps += self._against_source()
+        self.steps.append(self._quality(fail_under_db))
+        if self.progress is not None:
+            self.progress(self.total, self.total, "")
+        return self._verification()
+
+    @property
+    def fake(self) -> bool:
+        """Does the output hold dequantized values of weights that the recipe quantized?"""
+        return self.manifest is not None and bool(self.manifest.recipe.get("fake"))
+
+    def _bytes_to_read(self) -> int:
+        """Return about how many bytes will be read, over all steps."""
+        sizes = [weight.nbytes for weight in self.ours.weights.values()]
+        passes = 1 + (self.manifest is not None) + (self.source is not None)
+        return passes * sum(sizes)
+
+    def _tell(self, name: str, size: int) -> None:
+        if self.progress is not None:
+            self.progress(min(self.done, self.total), self.total, name)
+        self.done += size
+
+    def _against_source(self) -> list[Step]:
+        equal = "tensors left as they were are the source's bytes"
+        numbers = "quantized weights against the source, element by element"
+        values = "dequantized weights against the source"
+        if self.source is None or self.theirs is None:
+            return [Step(what, skipped=NO_SOURCE) for what in (equal, numbers, values)]
+        problems: dict[str, list[Problem]] = {equal: [], numbers: [], values: []}
+        counts = dict.fromkeys(problems, 0)
+        for weight, other in self._pairs():
+            self._tell(weight.name, weight.nbytes)
+            if weight.scheme is not None:
+                what = numbers
+            elif other.scheme is None and not self._is_fake(weight, other):
+                what = equal
+            else:
+                what = values
+            counts[what] += 1
+            if what == equal:
+                found = compare.same_bytes(self.target, weight, self.source, other)
+                problems[what] += [found] if found is not None else []
+                self.untouched += found is None
+            else:
+                problems[what] += self._compare(weight, other, self.source)
+        return [
+            Step(equal, counts[equal], tuple(problems[equal])),
+            Step(numbers, counts[numbers], tuple(problems[numbers])),
+            Step(
+                values,
+                counts[values],
+                tuple(problems[values]),
+                skipped="" if counts[values] else "there are none",
+            ),
+        ]
+
+    def _pairs(self) -> list[tuple[SourceWeight, SourceWeight]]:
+        """Return the tensors that both hold and that can be compared: same shape, and same dtype
+        where they were left alone."""
+        if self.theirs is None:
+            return []
+        pairs = []
+        for name, weight in self.ours.weights.items():
+            other = self.theirs.weights.get(name)
+            if other is None or other.shape != weight.shape:
+                continue
+            alone = weight.scheme is None and other.scheme is None
+            if alone and weight.dtype != other.dtype:
+                continue
+            pairs.append((weight, other))
+        return pairs
+
+    def _is_fake(self, weight: SourceWeight, other: SourceWeight) -> bool:
+        """Was this weight quantized and stored as numbers? Then its recipe takes it: a matrix that
+        is of no kept kind."""
+        if not self.fake or len(weight.shape) < 2 or not weight.name.endswith(".weight"):
+            return False
+        return not _reason(weight)
+
+    def _compare(
+        self, weight: SourceWeight, other: SourceWeight, source: Checkpoint
+    ) -> list[Problem]:
+        ours = Rows(self.target, weight, self.device, tested=True)
+        theirs = Rows(source, other, self.device, tested=False)
+        try:
+            if weight.scheme is not None:
+                row, problems = compare.quantized(ours, theirs, self.widening)
+            else:
+                fake = other.scheme is None
+                row, problems = compare.unquantized(ours, theirs, fake=fake)
+        except UnreadableError as error:
+            return [Problem("unreadable", weight.name, str(error), weight.file)]
+        self.rows[weight.name] = row
+        return problems
+
+    def _quality(self, fail_under_db: float | None) -> Step:
+        if fail_under_db is None:
+            return Step("SQNR of every weight", skipped="no limit was asked for")
+        measured = [row for row in self.rows.values() if row.figures is not None]
+        problems = []
+        for row in measured:
+            sqnr = row.figures.sqnr_db if row.figures is not None else 0.0
+            if not sqnr >= fail_under_db:  # NaN is below any limit
+                message = f"its SQNR is {sqnr:.2f} dB, below {fail_under_db:g} dB"
+                file = self.ours.weights[row.name].file
+                problems.append(Problem("quality", row.name, message, file))
+        what = f"SQNR of every weight is {fail_under_db:g} dB or more"
+        return Step(what, len(measured), tuple(problems))
+
+    def _verification(self) -> Verification:
+        summary = Summary(
+            tensors=len(self.ours.weights),
+            bytes_before=structure.size_of(self.source) if self.source is not None else None,
+            bytes_after=structure.size_of(self.target),
+            bits_per_weight=_bits(self.ours),
+            schemes=structure.schemes(self.ours),
+        )
+        said = None
+        if self.manifest is not None:
+            said = {
+                "version": self.manifest.version,
+                "plan": self.manifest.plan_digest,
+                "recipe": dict(self.manifest.recipe),
+            }
+        return Verification(
+            target=str(self.target.path),
+            source=str(self.source.path) if self.source is not None else None,
+            container=self.ours.container.name,
+            problems=tuple(problem for step in self.steps for problem in step.problems),
+            checks=tuple(step.check for step in self.steps),
+            weights=tuple(self.rows[name] for name in sorted(self.rows)),
+            kept=_kept(self.ours),
+            untouched=self.untouched,
+            summary=summary,
+            manifest=said,
+            environment=_environment(self.device),
+        )
+
+
+def _unmeasured(weight: SourceWeight) -> WeightRow:
+    scheme = weight.scheme.name if weight.scheme is not None else ""
+    return WeightRow(weight.name, scheme, "quantized", weight.shape, None, weight.nbytes)
+
+
+def _bits(ours: Source) -> float | None:
+    """Return the bits that an element of the quantized weights takes, scales counted."""
+    weights = [weight for weight in ours.weights.values() if weight.scheme is not None]
+    elements = sum(weight.numel for weight in weights)
+    return 8 * sum(weight.nbytes for weight in weights) / elements if elements else None
+
+
+def _kept(ours: Source) -> tuple[Kept, ...]:
+    return tuple(
+        Kept(weight.name, weight.dtype, weight.shape, _reason(weight))
+        for weight in ours.weights.values()
+        if weight.scheme is None
+    )
+
+
+@cache
+def _kinds() -> Matcher:
+    return Matcher(Recipe())
+
+
+def _reason(weight: SourceWeight) -> str:
+    """Return why a tensor of this name and shape is kept by default, "" where it is not."""
+    decision = _kinds().decide(weight.name)
+    if decision.kind:
+        return decision.reason
+    return f"{len(weight.shape)}-dimensional" if len(weight.shape) != 2 else ""
+
+
+def _environment(device: torch.device | None) -> dict[str, str]:
+    said = {"lowbit": __version__, "torch": torch.__version__, "device": str(device or "")}
+    if device is not None and device.type == "cuda":
+        said["device"] = f"{device} ({torch.cuda.get_device_name(device)})"
+    return said
+
+
+__all__ = ["Progress", "unreadable", "verify"]

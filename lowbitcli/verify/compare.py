@@ -1,0 +1,187 @@
+"""Hold the output's tensors against the source's: by bytes where they were left alone, else by
+numbers."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowbit_kernels.error import BAND, Sums, sums
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.errors import CheckpointError
+from lowbitcli.pipeline.arithmetic import torch_dtype
+from lowbitcli.plan.source import SourceWeight
+from lowbitcli.tensors import DATA
+from lowbitcli.verify.bound import Fit, fit, step_of
+from lowbitcli.verify.nouns import Figures, Problem, WeightRow
+from lowbitcli.verify.rows import Rows
+
+COPY_BYTES = 16 << 20  # what is read at once of tensors that must be equal
+
+
+def same_bytes(
+    target: Checkpoint, weight: SourceWeight, source: Checkpoint, other: SourceWeight
+) -> Problem | None:
+    """Return how a tensor that was to stay as it is differs from the source's, None where equal."""
+    name, size = weight.reads[DATA].spec.name, weight.reads[DATA].spec.nbytes
+    for start in range(0, size, COPY_BYTES):
+        stop = min(start + COPY_BYTES, size)
+        theirs = source.read(other.reads[DATA].spec.name, start, stop)
+        try:
+            ours = target.read(name, start, stop)
+        except CheckpointError as error:
+            return Problem("unreadable", name, error.message, weight.file)
+        if ours != theirs:
+            differ = np.frombuffer(ours, np.uint8) != np.frombuffer(theirs, np.uint8)
+            at = start + int(differ.argmax())
+            message = f"not the source's bytes; the first that differs is byte {at} of {size}"
+            return Problem("changed", name, message, weight.file)
+    return None
+
+
+def quantized(ours: Rows, theirs: Rows, widening: float) -> tuple[WeightRow, list[Problem]]:
+    """Compare a quantized weight with the source's, element by element.
+
+    Raises:
+        UnreadableError: the output cannot be read.
+        CheckpointError: the source cannot be read.
+    """
+    scheme = ours.weight.scheme
+    if scheme is None:
+        raise ValueError("only a quantized weight has codes")
+    total, outside, clipped, underflow = Sums(), 0, 0, 0
+    first: tuple[int, ...] | None = None
+    told = ""
+    for matrix, start, stop in ours.bands():
+        w = theirs.values(theirs.parts(matrix, start, stop))
+        parts = ours.parts(matrix, start, stop)
+        total = _add(total, w, ours.values(parts))
+        found = fit(scheme, w, parts, start, widening)
+        if found.first is not None and first is None:
+            first = _place(ours.weight, matrix, start, found)
+            told = _told(ours, w, parts, start, found.first)
+        outside += found.outside
+        clipped += found.clipped
+        underflow += found.underflow
+    figures = _figures(total, outside, first, clipped, underflow)
+    row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
+    problems = _non_finite(ours.weight, total)
+    if outside:
+        message = f"{outside} of {total.count} elements are not in the interval of their code; "
+        file = ours.weight.file
+        problems.append(Problem("bound", ours.weight.name, message + told, file))
+    return row, problems
+
+
+def unquantized(ours: Rows, theirs: Rows, *, fake: bool) -> tuple[WeightRow, list[Problem]]:
+    """Compare a weight that holds dequantized numbers with the source's.
+
+    Where the source is quantized, every element must be its value rounded to the output's dtype;
+    with `fake` there is no telling which code stands behind a value, and only errors are summed.
+
+    Raises:
+        UnreadableError, CheckpointError: see `quantized`.
+    """
+    weight = ours.weight
+    dtype = torch_dtype(weight.dtype)
+    total, wrong = Sums(), 0
+    first: tuple[int, ...] | None = None
+    for matrix, start, stop in ours.bands():
+        w = theirs.values(theirs.parts(matrix, start, stop))
+        v = ours.values(ours.parts(matrix, start, stop))
+        total = _add(total, w, v)
+        if fake:
+            continue
+        differ = _bits(v) != _bits(w.to(dtype))
+        found = int(differ.sum())
+        if found and first is None:
+            row, col = torch.nonzero(differ)[0].tolist()
+            first = (*_lead(weight, matrix), start + row, col)
+        wrong += found
+    how = "fake" if fake else "dequantized"
+    scheme = theirs.weight.scheme.name if theirs.weight.scheme is not None else ""
+    figures = _figures(total, None if fake else wrong, first, 0, 0)
+    problems = _non_finite(weight, total)
+    if wrong and first is not None:
+        message = f"{wrong} of {total.count} elements are not the source's value in {weight.dtype}"
+        message += f", the first at {list(first)}"
+        problems.append(Problem("bound", weight.name, message, weight.file))
+    return _row(weight, theirs.weight, scheme, how, figures), problems
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.view(torch.int32 if values.element_size() == 4 else torch.int16)
+
+
+def _add(total: Sums, w: Tensor, v: Tensor) -> Sums:
+    """Add the sums of some rows, a band at a time, as they are added over the whole weight."""
+    for start in range(0, w.shape[0], BAND):
+        total = total.plus(sums(w[start : start + BAND], v[start : start + BAND]))
+    return total
+
+
+def _figures(
+    total: Sums,
+    outside: int | None,
+    first: tuple[int, ...] | None,
+    clipped: int,
+    underflow: int,
+) -> Figures:
+    if not all(map(math.isfinite, total)):
+        return Figures(math.nan, math.nan, math.nan, math.nan, outside, first, clipped, underflow)
+    return Figures(
+        total.largest,
+        total.relative,
+        total.sqnr_db,
+        total.cosine,
+        outside,
+        first,
+        clipped,
+        underflow,
+    )
+
+
+def _non_finite(weight: SourceWeight, total: Sums) -> list[Problem]:
+    if not math.isfinite(total.signal):
+        message = "the source holds NaN or Inf in it, and it is quantized"
+        return [Problem("nonfinite", weight.name, message, weight.file)]
+    if not math.isfinite(total.value):
+        message = "it stands for values that are NaN or Inf"
+        return [Problem("code", weight.name, message, weight.file)]
+    return []
+
+
+def _row(
+    weight: SourceWeight, other: SourceWeight, scheme: str, how: str, figures: Figures
+) -> WeightRow:
+    return WeightRow(weight.name, scheme, how, weight.shape, other.nbytes, weight.nbytes, figures)
+
+
+def _lead(weight: SourceWeight, matrix: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(matrix, weight.shape[:-2] or (1,)))[
+        : len(weight.shape) - 2
+    ]
+
+
+def _place(weight: SourceWeight, matrix: int, start: int, found: Fit) -> tuple[int, ...]:
+    row, col = found.first or (0, 0)
+    return (*_lead(weight, matrix), start + row, col)
+
+
+def _told(ours: Rows, w: Tensor, parts: dict[str, Tensor], start: int, place: Sequence[int]) -> str:
+    """Return where the first element outside is, what it is and what is stored for it."""
+    scheme = ours.weight.scheme
+    if scheme is None:
+        raise ValueError("only a quantized weight has codes")
+    row, col = place
+    step = step_of(scheme, parts, start, w.shape[0])
+    step = step.expand(w.shape[0], -1, -1)
+    block = col // -(-w.shape[1] // step.shape[1])
+    unit = float(step[row, block, 0])
+    stored = float(ours.values(parts)[row, col])
+    return (
+        f"the first at row {start + row}, column {col}: {float(w[row, col]):.9g} in the source, "
+        f"{stored:.9g} in the output, one step is {unit:.9g}"
+    )

@@ -1,0 +1,198 @@
+"""What a verification found, as plain values: problems, checks done and not done, a row per weight.
+
+Everything here turns into JSON by `Verification.to_dict`; docs/report.md describes the keys. A
+number that JSON has no word for is a string there: "inf", "-inf", "nan".
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from lowbitcli.errors import FOUND_WRONG, OK
+from lowbitcli.tensors import Shape
+
+SCHEMA = 1
+FAIL, WARN = "fail", "warn"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong (`fail`) or to be known (`warn`), with the tensor and the file it is in.
+
+    | kind | what is wrong |
+    |---|---|
+    | unreadable | the checkpoint, or a tensor of it, cannot be read |
+    | missing, orphan, mismatch, unknown | names, dtypes or shapes against what is declared |
+    | index, manifest | the index or the manifest against what is stored |
+    | scale | a stored scale is zero, negative, NaN or Inf |
+    | shared | weights that are served as one matrix have different scales |
+    | code | codes that stand for NaN |
+    | extra, shape, dtype, changed | the output against the source, for tensors left as they were |
+    | nonfinite | the source holds NaN or Inf |
+    | bound | an element is not in the rounding interval of its code |
+    | quality | the error is larger than was allowed |
+    | nothing | there was nothing to check |
+    """
+
+    kind: str
+    tensor: str
+    message: str
+    file: str = ""
+    severity: str = FAIL
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was checked and how often; `ok` is None where it was not done, `note` says why."""
+
+    what: str
+    count: int
+    ok: bool | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A check with the problems that it found; `skipped` says why it was not done."""
+
+    what: str
+    count: int = 0
+    problems: tuple[Problem, ...] = ()
+    skipped: str = ""
+
+    @property
+    def check(self) -> Check:
+        if self.skipped:
+            return Check(self.what, 0, None, self.skipped)
+        failed = any(problem.severity == FAIL for problem in self.problems)
+        return Check(self.what, self.count, not failed)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far a weight's values lie from the source's, and how its elements lie in their intervals.
+
+    `largest` is the largest absolute error, `relative` that of the Frobenius norms. `outside`
+    counts elements that are not in the rounding interval of their code (None: there is no code to
+    hold them against), `first_outside` is [*, row, column]. `clipped` counts elements beyond the
+    largest value, `underflow` those that are not zero but whose step is.
+    """
+
+    largest: float
+    relative: float
+    sqnr_db: float
+    cosine: float
+    outside: int | None
+    first_outside: tuple[int, ...] | None
+    clipped: int
+    underflow: int
+
+
+@dataclass(frozen=True)
+class WeightRow:
+    """One weight that was quantized: `how` is quantized, dequantized or fake. Sizes in bytes."""
+
+    name: str
+    scheme: str
+    how: str
+    shape: Shape
+    bytes_before: int | None
+    bytes_after: int
+    figures: Figures | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One tensor that is not quantized, and why ("" where nothing says)."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    reason: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Sizes in bytes; `bits_per_weight` counts scales; `schemes`: scheme -> (tensors, bytes)."""
+
+    tensors: int = 0
+    bytes_before: int | None = None
+    bytes_after: int = 0
+    bits_per_weight: float | None = None
+    schemes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All that a verification found. `untouched` counts tensors that are the source's bytes.
+
+    `environment` names versions and the device; `manifest` what the output says of its making.
+    """
+
+    target: str
+    source: str | None
+    container: str
+    problems: tuple[Problem, ...]
+    checks: tuple[Check, ...]
+    weights: tuple[WeightRow, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    untouched: int = 0
+    summary: Summary = Summary()
+    manifest: Mapping[str, Any] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def exit_code(self) -> int:
+        return OK if self.passed else FOUND_WRONG
+
+    @cached_property
+    def failures(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.severity == FAIL)
+
+    @cached_property
+    def warnings(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.severity == WARN)
+
+    def worst(self, number: int = 20) -> tuple[WeightRow, ...]:
+        """Return the measured weights with the largest relative error, worst first."""
+        measured = [row for row in self.weights if row.figures is not None]
+        measured.sort(key=lambda row: (-_rank(row), row.name))
+        return tuple(measured[:number])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return this as a JSON document: strings, numbers, booleans, None, lists and objects."""
+        document = {
+            "schema": SCHEMA,
+            "passed": self.passed,
+            "exit_code": self.exit_code,
+            **asdict(self),
+            "worst": [row.name for row in self.worst()],
+        }
+        document["summary"]["schemes"] = {
+            name: {"tensors": number, "bytes": size}
+            for name, (number, size) in sorted(self.summary.schemes.items())
+        }
+        return _plain(document)
+
+
+def _rank(row: WeightRow) -> float:
+    """Return the relative error to sort by; NaN is worse than anything."""
+    relative = row.figures.relative if row.figures is not None else 0.0
+    return math.inf if math.isnan(relative) else relative
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` with what JSON has no word for replaced."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

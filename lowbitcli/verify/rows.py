@@ -1,0 +1,108 @@
+"""Read a weight a band of rows at a time, as it is stored or as the values that it stands for."""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lowbit_kernels.error import BAND
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.containers.layouts import IDENTITY
+from lowbitcli.errors import CheckpointError
+from lowbitcli.pipeline.arithmetic import ops_of
+from lowbitcli.pipeline.read import canonical, load, tensor_of
+from lowbitcli.plan.nouns import Part
+from lowbitcli.plan.source import SourceWeight
+from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, TensorSpec
+
+CHUNK = 1 << 20  # elements that are looked at together: a few MB in fp32
+
+
+class UnreadableError(Exception):
+    """A tensor of the checkpoint under test cannot be read."""
+
+
+class Rows:
+    """The rows of a weight `[*, rows, cols]`; scales are read whole, data a band at a time.
+
+    `tested` is whether this is the checkpoint under test, whose failures are findings.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, weight: SourceWeight, device: torch.device, *, tested: bool
+    ) -> None:
+        self.weight = weight
+        self._checkpoint = checkpoint
+        self._device = device
+        self._tested = tested
+
+    def bands(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (matrix, first row, row after the last) over all matrices of the stack."""
+        rows, cols = self.weight.shape[-2:]
+        high = max(BAND, CHUNK // max(cols, 1) // BAND * BAND)
+        for matrix in range(math.prod(self.weight.shape[:-2])):
+            for start in range(0, rows, high):
+                yield matrix, start, min(start + high, rows)
+
+    def parts(self, matrix: int, start: int, stop: int) -> dict[str, Tensor]:
+        """Return the parts of some rows of a matrix, in canonical layout.
+
+        Raises:
+            UnreadableError, CheckpointError: they cannot be read; see `tested`.
+        """
+        found = {DATA: self._data(matrix, start, stop)}
+        if self.weight.scheme is None:
+            return found
+        lead = math.prod(self.weight.shape[:-2])
+        scale = self._whole[SCALE]
+        high = self.weight.scheme.block[0]
+        scale = scale.reshape(lead, *scale.shape[len(self.weight.shape) - 2 :])[matrix]
+        found[SCALE] = scale if high is None else scale[start // high : -(-stop // high)]
+        if GLOBAL_SCALE in self._whole:
+            found[GLOBAL_SCALE] = self._whole[GLOBAL_SCALE].reshape(lead)[matrix]
+        return found
+
+    def values(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return the numbers that parts stand for: as stored, or dequantized to fp32."""
+        if self.weight.scheme is None:
+            return parts[DATA]
+        return ops_of(self.weight.scheme).dequantize(parts, torch.float32)
+
+    @cached_property
+    def _whole(self) -> dict[str, Tensor]:
+        reads = self.weight.reads
+        return {name: self._load(part) for name, part in reads.items() if name != DATA}
+
+    @cached_property
+    def _whole_data(self) -> Tensor:
+        return self._load(self.weight.reads[DATA])
+
+    def _data(self, matrix: int, start: int, stop: int) -> Tensor:
+        part = self.weight.reads[DATA]
+        rows = self.weight.shape[-2]
+        if part.stored is not None and part.stored.layout != IDENTITY:
+            data = self._whole_data
+            return data.reshape(-1, *data.shape[-2:])[matrix, start:stop]
+        step = part.spec.nbytes // max(1, math.prod(self.weight.shape[:-1]))
+        first = matrix * rows
+        raw = self._read(part.spec.name, (first + start) * step, (first + stop) * step)
+        spec = TensorSpec(part.spec.name, part.spec.dtype, (stop - start, part.spec.shape[-1]))
+        return canonical(tensor_of(raw, spec).to(self._device), part)
+
+    def _read(self, name: str, start: int, stop: int) -> bytearray:
+        try:
+            return self._checkpoint.read(name, start, stop)
+        except CheckpointError as error:
+            if self._tested:
+                raise UnreadableError(error.message) from error
+            raise
+
+    def _load(self, part: Part) -> Tensor:
+        try:
+            return load(self._checkpoint, part, self._device)
+        except CheckpointError as error:
+            if self._tested:
+                raise UnreadableError(error.message) from error
+            raise

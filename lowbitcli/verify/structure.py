@@ -1,0 +1,187 @@
+"""What can be found wrong from headers, the index and the manifest, before any number."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from lowbitcli.checkpoint import manifest as manifests
+from lowbitcli.checkpoint.manifest import Manifest
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.errors import CheckpointError
+from lowbitcli.plan.source import Source, SourceWeight
+from lowbitcli.tensors import FLOATING, safe
+from lowbitcli.verify.nouns import WARN, Problem, Step
+
+# Dtypes that are codes rather than numbers when a matrix is stored in them.
+CODES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0")
+INDEX_KEY = "total_size"
+
+
+def declared(target: Source, checkpoint: Checkpoint, source: Source | None) -> Step:
+    """Report parts that are missing, alone, of the wrong kind or not understood."""
+    problems = []
+    for finding in target.findings:
+        stored = checkpoint.tensors.get(finding.tensor)
+        file = stored.file if stored is not None else ""
+        problems.append(Problem(finding.kind, finding.tensor, finding.message, file))
+    named = {finding.tensor for finding in target.findings}
+    problems += [
+        Problem(
+            "unknown",
+            weight.name,
+            f"a matrix stored as {weight.dtype}, and nothing says what its codes mean",
+            weight.file,
+        )
+        for weight in target.weights.values()
+        if _is_unexplained(weight) and weight.name not in named and not _is_in(weight, source)
+    ]
+    return Step("tensors agree with what is declared", len(checkpoint.tensors), tuple(problems))
+
+
+def _is_unexplained(weight: SourceWeight) -> bool:
+    return (
+        weight.scheme is None
+        and weight.dtype in CODES
+        and len(weight.shape) >= 2
+        and weight.name.endswith(".weight")
+    )
+
+
+def _is_in(weight: SourceWeight, source: Source | None) -> bool:
+    """Does the source hold the same tensor, of the same dtype, unexplained as well?"""
+    other = source.weights.get(weight.name) if source is not None else None
+    return other is not None and other.scheme is None and other.dtype == weight.dtype
+
+
+def any_quantized(target: Source) -> Step:
+    """Warn where no weight is quantized, so that nobody takes silence for a result."""
+    count = sum(weight.scheme is not None for weight in target.weights.values())
+    problems = ()
+    if not count:
+        message = "no weight is quantized: there is no scale and no code to check"
+        problems = (Problem("nothing", "", message, severity=WARN),)
+    return Step("quantized weights found", count, problems)
+
+
+def index(checkpoint: Checkpoint) -> Step:
+    """Hold the index against the shards' headers."""
+    what = "the index names every tensor, and its total size"
+    if checkpoint.index is None:
+        return Step(what, skipped="there is no index")
+    weight_map = checkpoint.index["weight_map"]
+    problems = [
+        Problem("index", name, "in a shard but not in the index", stored.file)
+        for name, stored in checkpoint.tensors.items()
+        if name not in weight_map
+    ]
+    total = sum(stored.stop - stored.start for stored in checkpoint.tensors.values())
+    said = (checkpoint.index.get("metadata") or {}).get(INDEX_KEY)
+    if said is None:
+        message = f"the index has no {INDEX_KEY}; it would be {total}"
+        problems.append(Problem("index", "", message, severity=WARN))
+    elif said != total or isinstance(said, bool):
+        message = f"the index says {INDEX_KEY} {safe(repr(said))}, the tensors have {total} bytes"
+        problems.append(Problem("index", "", message))
+    return Step(what, len(weight_map), tuple(problems))
+
+
+def manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, tuple[Problem, ...]]:
+    """Return the manifest and, where there is one that cannot be read, None and the problem."""
+    try:
+        return manifests.of(checkpoint), ()
+    except CheckpointError as error:
+        return None, (Problem("manifest", "", error.message),)
+
+
+def manifest(checkpoint: Checkpoint, said: Manifest | None) -> Step:
+    """Hold names, headers and digests against the manifest; no tensor is read."""
+    what = "the manifest names every tensor, and its digests agree"
+    if said is None:
+        return Step(what, skipped="there is no manifest")
+    problems = tuple(
+        Problem("manifest", found.tensor, found.message, found.file)
+        for found in manifests.check(checkpoint, said)
+    )
+    return Step(what, len(checkpoint.tensors), problems)
+
+
+def hashes(checkpoint: Checkpoint, said: Manifest | None, tell: Callable[[str, int], None]) -> Step:
+    """Hold the bytes of every tensor against the manifest's hashes; this reads the whole output."""
+    what = "stored bytes agree with the manifest's hashes"
+    if said is None:
+        return Step(what, skipped="there is no manifest")
+    problems, count = [], 0
+    for name in _hashed(checkpoint, said):
+        stored = checkpoint.tensors[name]
+        tell(name, stored.stop - stored.start)
+        try:
+            found = manifests.check_tensor(checkpoint, said, name)
+        except CheckpointError as error:
+            problems.append(Problem("unreadable", name, error.message, stored.file))
+            continue
+        count += 1
+        if found is not None:
+            problems.append(Problem("manifest", name, found.message, found.file))
+    return Step(what, count, tuple(problems))
+
+
+def _hashed(checkpoint: Checkpoint, said: Manifest) -> Iterator[str]:
+    for name, stored in checkpoint.tensors.items():
+        proof = said.files.get(stored.file)
+        if proof is not None and name in proof.tensors:
+            yield name
+
+
+def coverage(target: Source, source: Source | None, *, as_written: bool) -> Step:
+    """Is every tensor of the source in the output, with its shape, and nothing else?
+
+    `as_written` is whether tensors that are not quantized must keep their dtype.
+    """
+    what = "every tensor of the source is in the output, and nothing else"
+    if source is None:
+        return Step(what, skipped="no source was named")
+    found = {_module(finding.tensor) for finding in target.findings}
+    problems = []
+    for name, weight in source.weights.items():
+        other = target.weights.get(name)
+        if other is None:
+            if _module(name) not in found:
+                problems.append(Problem("missing", name, "in the source, not in the output"))
+        elif other.shape != weight.shape:
+            message = f"{list(weight.shape)} in the source, {list(other.shape)} in the output"
+            problems.append(Problem("shape", name, message, other.file))
+        elif _dtype_differs(weight, other, as_written):
+            message = f"{weight.dtype} in the source, {other.dtype} in the output"
+            problems.append(Problem("dtype", name, message, other.file))
+    problems += [
+        Problem("extra", name, "in the output, not in the source", weight.file)
+        for name, weight in target.weights.items()
+        if name not in source.weights and _module(name) not in found
+    ]
+    return Step(what, len(source.weights), tuple(problems))
+
+
+def _dtype_differs(weight: SourceWeight, other: SourceWeight, as_written: bool) -> bool:
+    if other.scheme is not None:
+        return False
+    if weight.scheme is not None:  # dequantized, to a dtype of the user's choice
+        return other.dtype not in FLOATING
+    return as_written and weight.dtype != other.dtype
+
+
+def _module(name: str) -> str:
+    """Return a tensor's name without its last component: what its parts have in common."""
+    return name.rpartition(".")[0] or name
+
+
+def schemes(target: Source) -> Mapping[str, tuple[int, int]]:
+    """Return scheme (or `kept`) -> (number of tensors, bytes)."""
+    counts: dict[str, tuple[int, int]] = {}
+    for weight in target.weights.values():
+        label = weight.scheme.name if weight.scheme is not None else "kept"
+        number, size = counts.get(label, (0, 0))
+        counts[label] = (number + 1, size + weight.nbytes)
+    return dict(sorted(counts.items()))
+
+
+def size_of(checkpoint: Checkpoint) -> int:
+    """Return the bytes of the checkpoint's files."""
+    return sum(header.size for header in checkpoint.headers.values())
