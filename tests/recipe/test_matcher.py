@@ -214,3 +214,10 @@ def test_groups_of_the_recipe_and_groups_that_meet():
     assert groups["n.a.x.weight"] == "n.{a.x,b.x}"
     assert groups["t.0.q_proj"] == groups["t.0.k_proj"] == groups["t.0.o_proj"]
     assert "u.0.o_proj" not in groups
+
+
+@pytest.mark.parametrize("text", [r"a\.b$", r"a\.b\Z", r"a\.b(?!\.weight)", r"a\.b(?!.)"])
+def test_regexes_are_tried_on_the_module_too(text):
+    search = _Alternatives([(Pattern.model_validate("re:" + text), True)])
+    assert search.first("a.b.weight")
+    assert search.first("a.b.bias") is (True if text.endswith(".weight)") else None)
