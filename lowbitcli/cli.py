@@ -265,7 +265,7 @@ def plan(
 
 
 def _plan(
-    source: Path, output: Path | None, request: Any, *, as_json: bool, quiet: bool, verbose: bool
+    source: str, output: Path | None, request: Any, *, as_json: bool, quiet: bool, verbose: bool
 ) -> int:
     """Plan and show it."""
     from lowbitcli import console, tables

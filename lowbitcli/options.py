@@ -43,7 +43,8 @@ def _option(flags: str, variable: str, help_text: str, **more: Any) -> Any:
     return typer.Option(*flags.split(), envvar=envvar, help=help_text, show_default=False, **more)
 
 
-Source = Annotated[Path, typer.Argument(metavar="SRC", help="a .safetensors file or a directory")]
+# Not a Path, which would make one slash of the two of an address, which is then not known as one.
+Source = Annotated[str, typer.Argument(metavar="SRC", help="a .safetensors file or a directory")]
 Output = Annotated[Path | None, _option("--output -o", "", "file or directory to write")]
 SchemeName = Annotated[
     str | None,
