@@ -1,8 +1,14 @@
 """What every test shares: `gpu` tests skip where there is no CUDA device, `slow` ones without
---slow.
+--slow; and `lowbit`, the program itself, called in this process.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
+
+from lowbitcli import program
+from lowbitcli.cli import app
 
 
 def pytest_addoption(parser):
@@ -23,3 +29,25 @@ def pytest_runtest_setup(item):
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the program answered: its exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def lowbit(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Return a function that runs `lowbit ARGUMENTS` without a new process."""
+
+    def run(*arguments: object) -> Said:
+        capsys.readouterr()
+        code = program.run(app, [str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return Said(code, said.out, said.err)
+
+    return run
