@@ -35,6 +35,9 @@ _STEMS = ("model", "diffusion_pytorch_model")
 _NOT_COPIED = (*PICKLED, SUFFIX, ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".npz")
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{1,9})-of-(?P<count>[0-9]{1,9})\.safetensors")
 _SHOWN = 10
+# Modules beside the model keep small weights of their own (sentence-transformers' 2_Dense).
+_SMALL_WEIGHTS = 64 << 20
+_MOST_SIDECARS = 10_000
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,18 @@ def choose(root: Path, names: list[str]) -> Choice:
 
 
 def sidecars(root: Path, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the other files of the directory to copy along, and notes on those that are not."""
+    """Return the other files to copy along, in folders too (`1_Pooling/config.json`), and notes on
+    those that are not copied.
+    """
     found, notes = [], []
-    for name in sorted(names):
-        lower = name.lower()
-        if name.startswith(".") or name == MANIFEST or lower.endswith((INDEX_SUFFIX, SUFFIX)):
+    for name in sorted([*names, *_below(root)]):
+        lower = os.path.basename(name).lower()
+        if lower.startswith(".") or name == MANIFEST or lower.endswith(INDEX_SUFFIX):
             continue
-        if lower.endswith(_NOT_COPIED) or lower.endswith(".bin.index.json"):
+        small = "/" in name and lower.endswith(SUFFIX) and _size(root / name) <= _SMALL_WEIGHTS
+        if not small and lower.endswith(SUFFIX) and "/" not in name:
+            continue  # the checkpoint itself, or what `choose` has told of
+        if not small and (lower.endswith(_NOT_COPIED) or lower.endswith(".bin.index.json")):
             notes.append(f"not copied: {safe(name)}")
             continue
         try:
@@ -88,6 +96,30 @@ def sidecars(root: Path, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
         except (CheckpointError, OSError):
             notes.append(f"not copied: {safe(name)} leads out of the directory or cannot be read")
     return tuple(found), tuple(notes)
+
+
+def _below(root: Path) -> list[str]:
+    """Return the files in folders of `root`, by path from it; hidden folders and links are not
+    entered.
+    """
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if folder != str(root):
+            found += [str(Path(folder, name).relative_to(root)) for name in files]
+        if len(found) > _MOST_SIDECARS:
+            raise CheckpointError(
+                f"{safe(str(root))}: more than {_MOST_SIDECARS} files in its folders",
+                hint="name the directory of the model itself",
+            )
+    return found
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def document(root: Path, names: list[str], name: str, limit: int) -> dict[str, Any] | None:

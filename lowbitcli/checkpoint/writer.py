@@ -85,7 +85,8 @@ class StagedOutput:
         atomic.check_space(self.target, needed)
 
     def create(self, name: str, size: int) -> None:
-        """Make the file `name` of exactly `size` bytes, its space taken.
+        """Make the file `name` (of a directory also `folder/name`) of exactly `size` bytes, its
+        space taken.
 
         Raises:
             OutputError: there is no room or no permission.
@@ -94,6 +95,8 @@ class StagedOutput:
         path = self._path(name)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os_errors(path, size):
+            if "/" in name:
+                path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, flags, 0o666)
             self._fds[name], self._sizes[name] = fd, size
             if not size:
@@ -192,7 +195,8 @@ class StagedOutput:
                 os.fsync(fd)
         self._close()
         if self.directory:
-            atomic.sync_folder(self.staging)
+            for folder, _, _ in os.walk(self.staging):
+                atomic.sync_folder(Path(folder))
         with os_errors(self.target):
             self._rename()
         self._published = True
@@ -234,8 +238,8 @@ class StagedOutput:
             if name != self.target.name:
                 raise ValueError(f"the one file of this output is {self.target.name}, not {name}")
             return self.staging
-        if not name or name in (".", "..") or "/" in name or "\0" in name:
-            raise ValueError(f"{name!r} is not a file name")
+        if "\0" in name or any(step in ("", ".", "..") for step in name.split("/")):
+            raise ValueError(f"{name!r} is not a path inside the output")
         return self.staging / name
 
     def _check_target(self) -> None:

@@ -126,6 +126,7 @@ class _Writer:
         self._staged = staged
         self._files: dict[str, OutputFile] = {file.name: file for file in plan.files}
         self._hashes: dict[str, dict[str, str]] = {file.name: {} for file in plan.files}
+        staged.check_space(plan.bytes_out)
         for file in plan.files:
             staged.create(self._name(file.name), file.size)
 

@@ -294,3 +294,20 @@ def test_index_of_what_was_written(tmp_path):
     assert list(Checkpoint.open(tmp_path, strict=True).tensors) == ["a", "b", "c"]
     with pytest.raises(ValueError, match="and in"):
         shard_index.index({ONE: files[ONE], TWO: files[ONE]})
+
+
+def test_files_in_folders_belong_to_the_checkpoint(tmp_path):
+    save(tmp_path / "model.safetensors", {"a": b"aaaa"})
+    for name in ("1_Pooling/config.json", "2_Dense/model.safetensors", "onnx/model.onnx"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"{}")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_bytes(b"")
+    (tmp_path / "3_Out").symlink_to("/etc")
+    (tmp_path / "1_Pooling" / "passwd").symlink_to("/etc/passwd")
+    with Checkpoint.open(tmp_path) as c:
+        assert c.sidecars == ("1_Pooling/config.json", "2_Dense/model.safetensors")
+        assert sorted(c.notes) == [
+            "not copied: 1_Pooling/passwd leads out of the directory or cannot be read",
+            "not copied: onnx/model.onnx",
+        ]
