@@ -5,6 +5,7 @@ import torch
 from roofline import Contender, Operation
 
 from lowbit_kernels import mx
+from lowbit_kernels.formats import E4M3
 
 
 def _quantize(w: torch.Tensor):
@@ -17,16 +18,17 @@ def _back(w: torch.Tensor):
 
 
 def _compiled(w: torch.Tensor):
-    compiled = torch.compile(mx._quantize_reference)
+    compiled = torch.compile(lambda w: mx._quantize_reference(w, E4M3, "amax"))
     return lambda: compiled(w)
 
 
 def _eager(w: torch.Tensor):
-    return lambda: mx._quantize_reference(w)
+    return lambda: mx._quantize_reference(w, E4M3, "amax")
 
 
 def _check(w: torch.Tensor) -> None:
-    for ours, reference in zip(mx.quantize_mxfp8(w), mx._quantize_reference(w), strict=True):
+    want = mx._quantize_reference(w, E4M3, "amax")
+    for ours, reference in zip(mx.quantize_mxfp8(w), want, strict=True):
         assert torch.equal(ours.view(torch.uint8), reference.view(torch.uint8))
 
 

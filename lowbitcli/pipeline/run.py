@@ -55,6 +55,7 @@ def run(
     """
     started = time.perf_counter()
     if device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
     result = Result()
     sources = [checkpoint.path, *(checkpoint.root / file for file in checkpoint.files)]
