@@ -88,12 +88,20 @@ def _complain(label: str, message: str, style: str) -> None:
     Console(stderr=True).print(text, soft_wrap=True)
 
 
+def _let_go_of_stdout() -> None:
+    """Send what stdout could not take to nowhere, or Python complains of it when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def report(error: BaseException, *, as_json: bool = False) -> int:
     """Print an error once, as `error: ...`, blank line, `hint: ...`, and return its exit code."""
+    if isinstance(error, OSError):
+        _let_go_of_stdout()
     if isinstance(error, BrokenPipeError):
-        # Nobody reads stdout any more; Python must not complain about it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return BROKEN_PIPE  # nobody reads any more, which is no news to whoever closed the pipe
     message, hint, code = _explain(error)
     if code == BUG:
         lines = "".join(traceback.format_exception(error)).splitlines()
@@ -121,7 +129,8 @@ def _explain(error: BaseException) -> tuple[str, str, int]:
     if hasattr(error, "format_message"):  # of typer and of click, whichever of them raised it
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context else "lowbit --help"
-        return error.format_message(), hint, UsageError.exit_code  # type: ignore[attr-defined]
+        message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]
+        return message, hint, UsageError.exit_code
     message = f"this is a bug of lowbit: {type(error).__name__}: {error}"
     hint = "please report it with the traceback above, the command and what lowbit doctor prints"
     return message, hint, BUG

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lowbitcli.api import Outcome
     from lowbitcli.verify.nouns import Verification
 
+WIDEST = 120  # longer cells stick out, so that one long name does not widen every line
 SHOWN = 40  # rows of a list of tensors, unless all of them are asked for
 
 
@@ -26,7 +27,7 @@ def columns(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[st
     """Return rows as lines whose cells stand below each other; columns in `right` end together."""
     shown = [[safe(cell) for cell in row] for row in rows]
     right = set(right)
-    widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
+    widths = [min(max(map(cell_len, column)), WIDEST) for column in zip(*shown, strict=True)]
     lines = []
     for row in shown:
         cells = []

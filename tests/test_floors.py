@@ -36,6 +36,7 @@ FLOORS = {
     "lowbitcli.program": 10,
     "lowbitcli.tables": 10,
     "lowbitcli.cli": 11,
+    "lowbitcli.__main__": 12,
 }
 PAPER = 5  # up to this floor a checkpoint is headers, and no tensor library is loaded
 TENSOR_LIBRARIES = {"torch", "triton", "numba"}

@@ -8,7 +8,7 @@ import typer
 from lowbitcli.cli import app
 from lowbitcli.program import EXIT_CODES
 
-PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 COMPLETION = {"--install-completion", "--show-completion", "--help", "--version"}
 
 

@@ -1,0 +1,5 @@
+"""`python -m lowbitcli` is `lowbit`."""
+
+from lowbitcli.cli import main
+
+main()

@@ -1,0 +1,103 @@
+"""Options and their variables do what docs/cli.md says of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowbitcli import api, program
+from lowbitcli.errors import BusyError
+from tests.checkpoints import LAYER, sharded, weight
+
+# Options.
+
+
+def test_a_variable_stands_in_for_an_option_and_the_command_line_wins(lowbit, monkeypatch):
+    monkeypatch.setenv("LOWBIT_SCHEME", "mxfp8")
+    monkeypatch.setenv("LOWBIT_JSON", "1")
+    assert "mxfp8" in json.loads(lowbit("plan", "model")[1])["schemes"]
+    chosen = json.loads(lowbit("plan", "model", "--scheme", "fp8")[1])["schemes"]
+    assert sorted(chosen) == ["fp8_tensor", "kept"]
+
+
+def test_a_report_without_a_file_goes_beside_the_output(monkeypatch, lowbit):
+    seen = []
+
+    def note(*_, report, **__):
+        seen.append(report and str(report))
+        raise BusyError("enough")
+
+    monkeypatch.setattr(api, "verify", note, raising=False)
+    for words in ("out --report", "out --report -q", "out --report x.md", "--report=x.json out"):
+        lowbit("verify", *words.split())
+    lowbit("verify", "out")
+    lowbit("verify", "a/out/", "--report")
+    monkeypatch.setenv("LOWBIT_REPORT", "y.html")
+    lowbit("verify", "out")
+    assert seen == [
+        "out.report.html",
+        "out.report.html",
+        "x.md",
+        "x.json",
+        None,
+        "a/out.report.html",
+        "y.html",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("20", 20), ("20dB", 20), (" 7.5 DB", 7.5), ("-3db", -3)]
+)
+def test_decibels(text, number):
+    assert program.decibels(text) == number
+
+
+def test_fake_and_dequantize_and_force(lowbit):
+    assert lowbit("quantize", "model", "-o", "q", "--scheme", "fp8")[0] == 0
+    assert lowbit("quantize", "model", "-o", "q", "--scheme", "fp8")[0] == 5
+    assert lowbit("quantize", "model", "-o", "q", "--scheme", "mxfp8", "--force")[0] == 0
+    assert lowbit("dequantize", "q", "-o", "back", "--dtype", "fp32", "-q")[0] == 0
+    found = json.loads(lowbit("inspect", "back", "--json")[1])
+    dtypes = {one["name"]: one["dtype"] for one in found["tensors"]}
+    assert dtypes[LAYER + "mlp.down_proj.weight"] == "F32"
+    assert lowbit("quantize", "model", "-o", "fake", "--fake")[0] == 0
+    assert json.loads(lowbit("inspect", "fake", "--json")[1])["container"] == "plain"
+
+
+def test_a_dry_run_writes_nothing_and_tells_the_size_to_the_byte(lowbit):
+    sharded(Path("two"), {"a.weight": weight(64, 64)}, {"b.weight": weight(64, 32)})
+    before = sorted(str(path) for path in Path.cwd().rglob("*"))
+    code, out, _ = lowbit("quantize", "two", "--dry-run", "--json")
+    assert code == 0
+    assert sorted(str(path) for path in Path.cwd().rglob("*")) == before
+    assert lowbit("quantize", "two", "-o", "out")[0] == 0
+    files = {path.name: path.stat().st_size for path in Path("out").glob("*.safetensors")}
+    assert {file["name"]: file["bytes"] for file in json.loads(out)["files"]} == files
+
+
+def test_recipe_init_gives_a_recipe_that_works(lowbit):
+    assert lowbit("recipe", "init", "mine.yaml") == (0, "", "")
+    assert lowbit("recipe", "check", "mine.yaml", "model")[0] == 0
+    code, _, err = lowbit("recipe", "init", "mine.yaml")
+    assert (code, err) == (5, "error: mine.yaml: File exists\n")
+    assert lowbit("recipe", "init")[1] == Path("mine.yaml").read_text()
+
+
+def test_recipe_show_and_schema(lowbit):
+    shown = lowbit("recipe", "show", "nvfp4")[1]
+    Path("copy.yaml").write_text(shown)
+    as_json = [json.loads(lowbit("recipe", "show", name, "--json")[1]) for name in
+               ("nvfp4", "copy.yaml")]  # fmt: skip
+    assert as_json[0]["rules"][0]["scheme"] == as_json[1]["rules"][0]["scheme"]
+    assert json.loads(lowbit("recipe", "schema")[1])["type"] == "object"
+
+
+def test_doctor_names_what_it_found(lowbit):
+    code, out, err = lowbit("doctor")
+    assert (code, err) == (0, "")
+    assert f"torch {torch.__version__}" in out
+    assert "\ncpu: " in out
+    found = json.loads(lowbit("doctor", "--json")[1])
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["devices"][-1]["name"] == "cpu"
