@@ -7,8 +7,10 @@ run references gets stand-ins. `LOWBIT_TRITON=1` asks for triton without a devic
 kernels for one.
 """
 
+import contextlib
+import contextvars
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +48,7 @@ else:
         except ImportError:
             pass
 
-    static_range = tl.static_range
+    static_range = range if INTERPRETED else tl.static_range
 
 jit: Callable[..., Any] = triton.jit
 
@@ -64,11 +66,25 @@ def loadable(w: Tensor) -> Tensor:
     return w.view(torch.int16) if w.dtype == torch.bfloat16 else w
 
 
+_REFERENCES = contextvars.ContextVar("references", default=False)
+
+
+@contextlib.contextmanager
+def references() -> Iterator[None]:
+    """Send every tensor to the torch references within this block, to hold kernels against them."""
+    token = _REFERENCES.set(True)
+    try:
+        yield
+    finally:
+        _REFERENCES.reset(token)
+
+
 def use_kernel(w: Tensor) -> bool:
     """Say whether `w` goes to the Triton kernel: on a CUDA device, or anywhere under Triton's
     interpreter.
     """
-    return HAS_TRITON and (w.is_cuda or INTERPRETED) and w.numel() > 0
+    wanted = HAS_TRITON and not _REFERENCES.get()
+    return wanted and (w.is_cuda or INTERPRETED) and w.numel() > 0
 
 
 __all__ = [
@@ -78,6 +94,7 @@ __all__ = [
     "OPTIONS",
     "jit",
     "loadable",
+    "references",
     "static_range",
     "tl",
     "triton",

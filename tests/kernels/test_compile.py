@@ -27,10 +27,8 @@ def _variants():
     flat = {"size": "i32", "programs": "i32"}
     for name, (pointer, bf16) in INPUT.items():
         w = {"w_ptr": pointer}
-        yield (
-            ("amax", "_matrix_kernel", w | {"out_ptr": "*i32"} | flat)
-            + ({"BF16": bf16, "TILE": 4096, "LOOPS": 4},)
-        )
+        constants = {"BF16": bf16, "TILE": 4096, "LOOPS": 4}
+        yield "amax", "_matrix_kernel", w | {"out_ptr": "*i32"} | flat, constants
         nv = {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
         count = {"blocks": "i32", "programs": "i32"}
         yield "nvfp4", "_quantize_kernel", w | nv | count, {"BF16": bf16, "TILE": 128}

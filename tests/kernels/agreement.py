@@ -1,0 +1,143 @@
+"""Kernel against reference, bit for bit: the same cases for Triton's interpreter and for a GPU.
+
+`python -m tests.kernels.agreement cpu` runs them all in this process and prints JSON, name to
+difference; that needs TRITON_INTERPRET=1, which must be set before triton is imported.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from lowbit_kernels import amax, fp8, mx, nvfp4
+from lowbit_kernels.formats import E2M1, E4M3, E5M2
+from lowbit_kernels.jit import references, use_kernel
+from tests.kernels.samples import DTYPES, difference, weights
+
+Call = Callable[[], "Tensor | tuple[Tensor, ...]"]
+
+
+def compare(call: Call, device: str) -> str:
+    """Return how the kernel's results of `call` differ from the reference's."""
+    assert use_kernel(torch.ones(1, device=device)), "no kernel would run here"
+    got = call()
+    with references():
+        want = call()
+    got, want = ((r,) if isinstance(r, Tensor) else r for r in (got, want))
+    assert len(got) == len(want)
+    return "; ".join(filter(None, map(difference, got, want)))
+
+
+def _matrices(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights, a stack of two, and a view that is not contiguous."""
+    samples = {name: w.to(device) for name, w in weights(dtype).items()}
+    yield from samples.items()
+    yield "stack", torch.stack([samples["wide"], samples["gauss"]])
+    yield "transposed", samples["wide"].repeat(16, 1).t()
+
+
+def amax_matrix(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    for name, w in _matrices(device, dtype):
+        yield name, lambda w=w: amax.matrix(w)
+    yield "long", lambda: amax.matrix(torch.ones(3, 7000, device=device, dtype=dtype).cumsum(0))
+
+
+def fp8_tensor(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    for name, w in _matrices(device, dtype):
+        yield name, lambda w=w: fp8.quantize_tensor(w)
+    samples = weights(dtype, 5, 13)
+    for name in ("wide", "nan", "inf") if dtype == torch.bfloat16 else ("wide",):
+        w = samples[name].to(device)
+        yield f"ragged {name}", lambda w=w: fp8.quantize_tensor(w)
+        scale = torch.tensor(0.1, device=device)
+        yield f"given {name}", lambda w=w, scale=scale: fp8.quantize_tensor(w, scale)
+
+
+def fp8_channel(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    for name, w in _matrices(device, dtype):
+        yield name, lambda w=w: fp8.quantize_channel(w)
+    ragged = weights(dtype, 5, 13)["wide"].to(device)
+    yield "ragged", lambda: fp8.quantize_channel(ragged)
+    long = torch.linspace(-3, 3, 2 * 1500, device=device).to(dtype).reshape(2, -1)
+    yield "long", lambda: fp8.quantize_channel(long)
+
+
+def fp8_dequantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    every = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    for shape in ((2, 128), (256, 1)):
+        data = every.reshape(shape)
+        for scale in (1.0, 0.3, 1e38, 1e-43, torch.nan):
+            s = torch.tensor(scale, device=device)
+            yield (
+                f"tensor {shape} {scale}",
+                lambda d=data, s=s: fp8.dequantize_tensor(d, s, dtype),
+            )
+        s = torch.linspace(1e-6, 3, shape[0], device=device)[:, None]
+        yield f"channel {shape}", lambda d=data, s=s: fp8.dequantize_channel(d, s, dtype)
+
+
+def mx_quantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    for element in (E4M3, E2M1, E5M2):
+        for rule in mx.RULES:
+            # All weights for the two formats of the field at bf16, some for the rest.
+            few = element is E5M2 or dtype != torch.bfloat16 or rule in ("floor", "ceil")
+            for name, w in _matrices(device, dtype):
+                if few and name not in ("wide", "subnormal", "huge", "nan", "inf"):
+                    continue
+                yield (
+                    f"{element.name} {rule} {name}",
+                    lambda w=w, e=element, r=rule: mx.quantize(w, e, r),
+                )
+
+
+def mx_dequantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    codes = torch.arange(256, dtype=torch.uint8, device=device)
+    scales = torch.tensor([[0, 1, 2, 126, 127, 130, 254, 255]], dtype=torch.uint8, device=device)
+    for stored in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8):
+        data = codes if stored != torch.uint8 else codes[::2]
+        data = data.contiguous().view(stored).reshape(1, -1)
+        yield str(stored), lambda d=data: mx.dequantize(d, scales, dtype)
+
+
+def nvfp4_quantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    for name, w in _matrices(device, dtype):
+        yield name, lambda w=w: nvfp4.quantize(w)
+    w = weights(dtype)["wide"].to(device)
+    for g in (1e-3, 2.0**-100, 2.0**110, 1e-44, 0.0, torch.inf, torch.nan):
+        given = torch.tensor(g, device=device)
+        yield f"given {g}", lambda g=given: nvfp4.quantize(w, g)
+
+
+def nvfp4_dequantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    packed = torch.arange(256, dtype=torch.uint8, device=device).repeat(8).reshape(1, -1)
+    scale = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    for g in (1.0, 0.3, 1e-44, 1e37):
+        given = torch.tensor(g, device=device)
+        yield f"{g}", lambda g=given: nvfp4.dequantize(packed, scale.reshape(1, -1), g, dtype)
+
+
+FAMILIES = (
+    amax_matrix,
+    fp8_tensor,
+    fp8_channel,
+    fp8_dequantize,
+    mx_quantize,
+    mx_dequantize,
+    nvfp4_quantize,
+    nvfp4_dequantize,
+)
+CASES = {f"{f.__name__} {str(d)[6:]}": (f, d) for f in FAMILIES for d in DTYPES}
+
+
+def run(name: str, device: str) -> list[str]:
+    """Run a family of cases in one dtype; return what differs."""
+    family, dtype = CASES[name]
+    found = [(case, compare(call, device)) for case, call in family(device, dtype)]
+    assert found
+    return [f"{case}: {text}" for case, text in found if text]
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: run(name, sys.argv[1]) for name in CASES}))
