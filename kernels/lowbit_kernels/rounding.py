@@ -142,6 +142,9 @@ def divide(x, s):
             fixed = tl.fma(tl.fma(-q, s, x), r, q)
             # An infinite q has no remainder: it and NaN stay as they are.
             q = tl.where(tl.abs(q) < float("inf"), fixed, q)
+            # -0 has lost its sign to the sums of the correction.
+            sign = x.to(tl.int32, bitcast=True) & -2147483648
+            q = (q.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
         else:
             q = tl.math.div_rn(x, s)
     else:
