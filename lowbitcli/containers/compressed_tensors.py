@@ -79,7 +79,8 @@ def examine(listing: Listing) -> Examination:
     weights: dict[str, QuantizedWeight] = {}
     findings: list[Finding] = []
     taken: set[str] = set()
-    for stem, evidence in _quantized_modules(listing).items():
+    modules = _quantized_modules(listing)
+    for stem, evidence in modules.items():
         scheme = declared.scheme_of(stem)
         if scheme is None:
             message = "stored as if quantized, but the config ignores it or has no group for it"
@@ -93,13 +94,7 @@ def examine(listing: Listing) -> Examination:
         findings += problems
         taken.update(stem + stored.suffix for stored in bound.values())
     findings += orphans(listing, PART_SUFFIXES, taken)
-    findings += [
-        Finding("missing", stem + ".weight", "the config names it, and no tensor of it is there")
-        for stem in declared.exact
-        if stem + ".weight" not in weights
-        and stem + ".weight" not in listing.tensors
-        and stem + ".weight_packed" not in listing.tensors
-    ]
+    findings += _named_and_not_quantized(declared, modules, listing)
     findings += [
         Finding("unknown", name, why)
         for suffix, why in UNREAD_SUFFIXES.items()
@@ -113,6 +108,25 @@ def examine(listing: Listing) -> Examination:
         if name.endswith(suffix)
     }
     return Examination(weights, tuple(findings), activations)
+
+
+def _named_and_not_quantized(
+    declared: ct_config.DeclaredSchemes, modules: Mapping[str, str], listing: Listing
+) -> list[Finding]:
+    """Return a finding for each module that the config names, but is stored as if it did not."""
+    findings = []
+    for stem in declared.exact:
+        if stem in modules or declared.scheme_of(stem) is None:
+            continue
+        name = stem + ".weight"
+        plain = listing.tensors.get(name)
+        if plain is None:
+            message = "the config names it, and no tensor of it is there"
+            findings.append(Finding("missing", name, message))
+        else:
+            message = f"the config names it as quantized, but it is stored as {plain.dtype}"
+            findings.append(Finding("mismatch", name, message))
+    return findings
 
 
 def _quantized_modules(listing: Listing) -> dict[str, str]:

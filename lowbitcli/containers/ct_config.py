@@ -16,6 +16,7 @@ from lowbitcli.containers.container import Declaration
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.schemes import BY_NAME, Scheme
+from lowbitcli.tensors import safe
 
 VERSION = "0.20.1"  # of the config's schema that is written
 
@@ -51,11 +52,17 @@ GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 
 
 def of(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the quantization part of a config.json, empty where there is none."""
+    """Return the quantization part of a config.json, empty where there is none.
+
+    Raises:
+        CheckpointError: it is there, and no object.
+    """
     for key in QUANTIZATION_KEYS:
         found = (config or {}).get(key)
         if isinstance(found, Mapping):
             return found
+        if found is not None:
+            raise CheckpointError(f"config.json: {key} is no object")
     return {}
 
 
@@ -106,7 +113,8 @@ def read(config: Mapping[str, Any]) -> DeclaredSchemes:
     exact: dict[str, Scheme] = {}
     patterns: list[tuple[re.Pattern[str], Scheme]] = []
     classes: list[Scheme] = []
-    groups = config.get("config_groups") or {}
+    groups = config.get("config_groups")
+    groups = {} if groups is None else groups
     if not isinstance(groups, Mapping):
         raise CheckpointError("quantization_config.config_groups is no object")
     for label, group in groups.items():
@@ -120,7 +128,7 @@ def read(config: Mapping[str, Any]) -> DeclaredSchemes:
                 classes.append(scheme)
     if len(set(classes)) > 1:
         raise CheckpointError("quantization_config has two groups for the same class of modules")
-    ignored = _strings(config.get("ignore") or [], "ignore")
+    ignored = _strings(config.get("ignore"), "ignore")
     return DeclaredSchemes(
         exact,
         tuple(patterns),
@@ -131,15 +139,16 @@ def read(config: Mapping[str, Any]) -> DeclaredSchemes:
 
 
 def _group(label: str, group: Any) -> tuple[Scheme, list[str]]:
+    label = _shown(label)
     if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
         raise CheckpointError(f"quantization_config.config_groups.{label} says nothing of weights")
-    targets = _strings(group.get("targets") or [], f"config_groups.{label}.targets")
+    targets = _strings(group.get("targets"), f"config_groups.{label}.targets")
     return _scheme(label, group["weights"]), targets
 
 
 def _scheme(label: str, weights: Mapping[str, Any]) -> Scheme:
     """Return the scheme of the weights of a group, by number of bits, type and strategy."""
-    said = (weights.get("num_bits"), weights.get("type"), weights.get("strategy"))
+    said = [weights.get("num_bits"), weights.get("type"), weights.get("strategy")]
     size = weights.get("group_size")
     names = {
         (8, "float", "tensor"): "fp8_tensor",
@@ -150,18 +159,24 @@ def _scheme(label: str, weights: Mapping[str, Any]) -> Scheme:
         (4, "float", "group"): "mxfp4" if size == 32 else "",
         (8, "int", "channel"): "int8_channel",
     }
-    name = names.get(said, "")
+    name = next((name for kind, name in names.items() if list(kind) == said), "")
     if name not in BY_NAME or weights.get("symmetric") is False or weights.get("actorder"):
-        bits, kind, strategy = said
+        bits, kind, strategy = (_shown(value) for value in said)
         raise UnsupportedError(
             f"quantization_config.config_groups.{label} declares weights of {bits} bits, "
-            f"type {kind}, strategy {strategy}, group size {size}, which is not read",
+            f"type {kind}, strategy {strategy}, group size {_shown(size)}, which is not read",
             hint=f"read are: {', '.join(sorted(GROUPS))}",
         )
     return BY_NAME[name]
 
 
+def _shown(value: Any) -> str:
+    """Return what a config says, for a message: it may be anything, of any length."""
+    return safe(str(value)[:80])
+
+
 def _strings(value: Any, where: str) -> list[str]:
+    value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise CheckpointError(f"quantization_config.{where} is no list of strings")
     return value
@@ -174,13 +189,13 @@ def _compile(entry: str) -> re.Pattern[str]:
         return re.compile(entry.removeprefix("re:"))
     except (re.error, RecursionError, OverflowError) as error:
         raise CheckpointError(
-            f"quantization_config: the pattern {entry[:80]!r}: {error}"
+            f"quantization_config: the pattern {_shown(entry)!r}: {error}"
         ) from error
 
 
 def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `config` with a quantization_config that declares these weights and ignores every
-    other module."""
+    other module; without one where none is quantized, as readers refuse one without groups."""
     kinds: dict[tuple[str, str], list[str]] = {}
     ignore: set[str] = set()
     for item in declarations:
@@ -189,6 +204,9 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
             kinds.setdefault((item.scheme.name, item.activations), []).append(module)
         elif len(item.shape) >= 2 and item.name.endswith(".weight"):
             ignore.add(module)
+    said = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
+    if not kinds:
+        return said
     formats = {GROUPS[scheme][0] for scheme, _ in kinds}
     groups = {}
     for number, ((scheme, activations), modules) in enumerate(sorted(kinds.items())):
@@ -202,7 +220,6 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
         }
     if _has_untold_head(config):
         ignore.add("lm_head")
-    said = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
     said["quantization_config"] = {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",

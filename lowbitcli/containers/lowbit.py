@@ -36,8 +36,8 @@ from lowbitcli.containers.grouping import orphans, weight_from
 from lowbitcli.containers.layouts import IDENTITY
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
 from lowbitcli.errors import CheckpointError
-from lowbitcli.schemes import BY_NAME, SCHEMES
-from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
+from lowbitcli.schemes import BY_NAME, SCHEMES, Scheme
+from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE, Shape
 
 WEIGHTS_KEY = "lowbit.weights"
 FORMAT_KEY = "lowbit.format"
@@ -80,9 +80,8 @@ def examine(listing: Listing) -> Examination:
         bound = BINDINGS[scheme.name]
         dtype = str(entry.get("dtype", ""))
         weight, problems = weight_from(stem, scheme, bound, listing, lambda _, d=dtype: d)
-        if weight is not None and list(weight.shape) != entry.get("shape"):
-            message = f"described as {entry.get('shape')}, stored as {list(weight.shape)}"
-            problems = [Finding("mismatch", name, message)]
+        if weight is not None:
+            problems = _misdescribed(name, entry, weight)
         if weight is not None and not problems:
             weights[name] = weight
         findings += problems
@@ -90,6 +89,34 @@ def examine(listing: Listing) -> Examination:
     scales = (SUFFIXES[SCALE], SUFFIXES[GLOBAL_SCALE])
     findings += orphans(listing, scales, taken)
     return Examination(weights, tuple(findings))
+
+
+def _misdescribed(name: str, entry: Mapping[str, Any], weight: QuantizedWeight) -> list[Finding]:
+    """Return what an entry says of a weight and is not so: another reader would follow it."""
+    if weight.name != name:
+        return [Finding("mismatch", name, "its name does not end in .weight")]
+    if weight.dtype not in FLOATING:
+        return [Finding("mismatch", name, f"described as of dtype {str(entry.get('dtype'))[:80]}")]
+    told = _description(name, weight.scheme, weight.shape, weight.dtype)
+    return [
+        Finding("mismatch", name, f"{key}: {str(entry.get(key))[:80]} described, {value} stored")
+        for key, value in told.items()
+        if key != "scheme" and entry.get(key) != value
+    ]
+
+
+def _description(name: str, scheme: Scheme, shape: Shape, dtype: str) -> dict[str, Any]:
+    """Return what `lowbit.weights` says of one weight."""
+    stem = name.removesuffix(".weight")
+    return {
+        "scheme": scheme.name,
+        "shape": list(shape),
+        "dtype": dtype,
+        "element": scheme.element.name,
+        "scale_format": scheme.scale.name,
+        "block": list(scheme.block),
+        "tensors": {part: stem + stored.suffix for part, stored in BINDINGS[scheme.name].items()},
+    }
 
 
 def _described(listing: Listing) -> Mapping[str, Mapping[str, Any]]:
@@ -125,22 +152,11 @@ def _object(key: str, text: str) -> dict[str, Any]:
 def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | None) -> Declared:
     """Describe every quantized weight in the header, and tell readers of config.json that they
     need lowbit."""
-    described = {}
-    for item in declarations:
-        if item.scheme is None:
-            continue
-        stem = item.name.removesuffix(".weight")
-        described[item.name] = {
-            "scheme": item.scheme.name,
-            "shape": list(item.shape),
-            "dtype": item.dtype,
-            "element": item.scheme.element.name,
-            "scale_format": item.scheme.scale.name,
-            "block": list(item.scheme.block),
-            "tensors": {
-                part: stem + stored.suffix for part, stored in BINDINGS[item.scheme.name].items()
-            },
-        }
+    described = {
+        item.name: _description(item.name, item.scheme, item.shape, item.dtype)
+        for item in declarations
+        if item.scheme is not None
+    }
     said = {FORMAT_KEY: _compact(FORMAT), WEIGHTS_KEY: _compact(described)}
     if config is not None:
         config = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}

@@ -70,14 +70,17 @@ def build_dequantize(checkpoint: Checkpoint, dtype: str) -> Plan:
 
 
 def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake: bool) -> Weight:
-    fake = fake and choice.target is not None
-    scheme = None if fake else choice.target
+    target = choice.target
+    if fake and target == weight.scheme:
+        target = None  # it has been rounded already: what is left is to dequantize it
+    fake = fake and target is not None
+    scheme = None if fake else target
     return Weight(
         weight.name,
         weight.shape,
         weight.dtype or "BF16",
         weight.scheme,
-        choice.target,
+        target,
         weight.reads,
         _writes(weight, scheme, weight.dtype or "BF16", container),
         rule=choice.rule,

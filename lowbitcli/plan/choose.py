@@ -53,7 +53,8 @@ def choose(
     Raises:
         RecipeError: a pattern matches nothing, a fused group is split, or a rule asks for what
             the container or the scheme does not have.
-        UnsupportedError: under `strict`, a scheme cannot take a matrix that a rule gives it.
+        UnsupportedError: under `strict`, a scheme cannot take a matrix that a rule gives it; or a
+            weight stays as it is stored, and the container cannot hold that.
     """
     matcher = Matcher(recipe)
     decisions = {name: matcher.decide(name) for name in weights}
@@ -62,9 +63,11 @@ def choose(
         name: _choice(weights[name], decision, conditions) for name, decision in decisions.items()
     }
     groups = recipe.groups([name for name, weight in weights.items() if len(weight.shape) >= 2])
-    _keep_whole_groups(choices, groups, conditions.non_finite)
+    _keep_whole_groups(choices, groups, weights, conditions.non_finite)
+    if not conditions.fake:
+        _refuse_unstorable(choices, conditions.container)
     if not conditions.split_groups:
-        _refuse_split(choices, groups, decisions)
+        _refuse_split(choices, groups, weights, decisions)
     return {
         name: _grouped(choice, groups.get(name, "")) if choice.target else choice
         for name, choice in choices.items()
@@ -149,28 +152,45 @@ def _check_options(scheme: Scheme, rule: Rule, decision: Decision, conditions: C
 
 
 def _keep_whole_groups(
-    choices: dict[str, Choice], groups: Mapping[str, str], non_finite: Iterable[str]
+    choices: dict[str, Choice],
+    groups: Mapping[str, str],
+    weights: Mapping[str, SourceWeight],
+    non_finite: Iterable[str],
 ) -> None:
     """Keep the partners of a weight that is kept for NaN or Inf: fused weights go together."""
     because = {groups[name]: name for name in non_finite if name in groups}
     for name, group in groups.items():
         if group in because and name != because[group] and choices[name].target is not None:
             reason = f"{safe(because[group])}, which it is fused with, holds NaN or Inf"
-            choices[name] = Choice(None, kept=reason)
+            choices[name] = _as_it_is(weights[name], reason)
+
+
+def _refuse_unstorable(choices: Mapping[str, Choice], container: Container) -> None:
+    """Raise UnsupportedError for a weight that stays quantized in a way the container has not."""
+    for name, choice in choices.items():
+        if choice.target is not None and choice.target.name not in container.bindings:
+            raise UnsupportedError(
+                f"{safe(name)} stays {choice.target.name}, "
+                f"and the container {container.name} has no {choice.target.name}",
+                hint="dequantize the checkpoint first, or choose another container",
+            )
 
 
 def _refuse_split(
-    choices: Mapping[str, Choice], groups: Mapping[str, str], decisions: Mapping[str, Decision]
+    choices: Mapping[str, Choice],
+    groups: Mapping[str, str],
+    weights: Mapping[str, SourceWeight],
+    decisions: Mapping[str, Decision],
 ) -> None:
     """Raise RecipeError for a fused group whose members get different schemes."""
     members: dict[str, list[str]] = {}
     for name, group in groups.items():
         members.setdefault(group, []).append(name)
     for names in members.values():
-        kinds = {_kind(choices[name]) for name in names}
-        if len(kinds) < 2:
+        kinds = {name: _kind(choices[name], weights[name]) for name in sorted(names)}
+        if len(set(kinds.values())) < 2:
             continue
-        told = ", ".join(f"{safe(name)}: {_kind(choices[name])}" for name in sorted(names))
+        told = ", ".join(f"{safe(name)}: {kind}" for name, kind in kinds.items())
         where = next((decisions[name].where for name in names if decisions[name].where), "")
         raise RecipeError(
             f"the recipe splits a fused group ({told})",
@@ -180,7 +200,9 @@ def _refuse_split(
         )
 
 
-def _kind(choice: Choice) -> str:
+def _kind(choice: Choice, weight: SourceWeight) -> str:
     if choice.target is None:
         return "kept"
+    if choice.target == weight.scheme and choice.target.shares:
+        return f"{choice.target.name} as it is stored"  # with a scale that partners cannot take on
     return choice.target.name if choice.rule == "amax" else f"{choice.target.name} {choice.rule}"

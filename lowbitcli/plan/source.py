@@ -91,12 +91,13 @@ def _quantized(weight: QuantizedWeight, checkpoint: Checkpoint) -> SourceWeight:
 
 
 def _refuse_unread(checkpoint: Checkpoint) -> None:
-    method = quantization_config(checkpoint.config).get("quant_method")
+    declared = quantization_config(checkpoint.config)
+    method = declared.get("quant_method") or ("of no quant_method" if declared else None)
     if method is None and checkpoint.quant_config is not None:
         method = "modelopt (hf_quant_config.json)"
-    if method is not None or quantization_config(checkpoint.config):
+    if method is not None:
         raise UnsupportedError(
-            f"its config declares the quantization {safe(str(method))!r}, which is not read",
+            f"its config declares the quantization {safe(str(method)[:80])!r}, which is not read",
             hint="dequantize it with the tool that wrote it, or start from the unquantized model",
         )
 
