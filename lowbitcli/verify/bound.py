@@ -4,9 +4,12 @@
 
 `low` and `high` are the midpoints between a code's value and its neighbours', both of them in the
 interval (either neighbour is right for a tie), widened by a relative 2^-21 for the roundings of a
-writer in fp32. The interval of the largest code has no end, that of zero takes both signs, and a
-code that is NaN has none. Where the step is 0 nothing can be said of the code: an element that is
-not zero is counted as lost to underflow.
+writer in fp32. Where lowbit wrote the code it is known that fl(x / step) was rounded to nearest,
+ties to even: then nothing is widened, and a midpoint is in the interval of the even code alone.
+
+The interval of the largest code has no end, that of zero takes both signs, and a code that is NaN
+has none. Where the step is 0 nothing can be said of the code: an element that is not zero is
+counted as lost to underflow.
 
 Half a step alone would fail correct output on ties; a whole step would not see a code that was
 changed to its neighbour.
@@ -28,6 +31,10 @@ from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
 
 FP32_WRITER = 2.0**-21
 BF16_WRITER = 2.0**-7
+# A scheme that multiplies by a reciprocal, or a rule with an order of operations of its own
+# (four_over_six), is not listed: its codes are held against the widened interval.
+EXACT = ("fp8_tensor", "fp8_channel", "mxfp8", "nvfp4")
+EXACT_RULES = {"amax", "mse", "floor", "even", "ceil"}
 
 
 class Fit(NamedTuple):
@@ -53,20 +60,27 @@ def magnitudes(element: Format) -> list[float]:
 
 
 @cache
-def _intervals(element: Format, widening: float) -> tuple[Tensor, Tensor]:
+def _intervals(element: Format, widening: float | None) -> tuple[Tensor, Tensor]:
     """Return low and high of every code, the negative codes in the upper half."""
     values = magnitudes(element)
-    middles = [(a + b) / 2 for a, b in itertools.pairwise(values)]
-    low = [-middles[0] * (1 + widening), *(m * (1 - widening) for m in middles)]
-    high = [*(m * (1 + widening) for m in middles), math.inf]
+    middles = torch.tensor([(a + b) / 2 for a, b in itertools.pairwise(values)])
+    if widening is None:
+        below, above = middles.clone(), middles.clone()
+        infinity = torch.tensor(math.inf)
+        below[0::2] = torch.nextafter(middles[0::2], infinity)  # of the codes 1, 3, ...
+        above[1::2] = torch.nextafter(middles[1::2], -infinity)
+    else:
+        below, above = middles * (1 - widening), middles * (1 + widening)
+    low = [-float(above[0]), *below.tolist()]
+    high = [*above.tolist(), math.inf]
     nan = (1 << element.bits - 1) - len(values)  # codes above the largest value
     low, high = low + [math.inf] * nan, high + [-math.inf] * nan
-    negative_low = [-h for h in high]
-    negative_high = [-v for v in low]
-    return (
-        torch.tensor(low + negative_low, dtype=torch.float32),
-        torch.tensor(high + negative_high, dtype=torch.float32),
-    )
+    return torch.tensor(low + [-x for x in high]), torch.tensor(high + [-x for x in low])
+
+
+def is_exact(scheme: Scheme) -> bool:
+    """Does lowbit round fl(x / step) to nearest even for this scheme, whatever the scale's rule?"""
+    return scheme.name in EXACT and set(scheme.rules) <= EXACT_RULES
 
 
 def codes_of(element: Format, data: Tensor) -> Tensor:
@@ -98,14 +112,17 @@ def fit(
     w: Tensor,
     parts: Mapping[str, Tensor],
     first_row: int = 0,
-    widening: float = FP32_WRITER,
+    widening: float | None = FP32_WRITER,
 ) -> Fit:
-    """Hold elements `w [rows, cols]` against the stored `parts` of the same rows."""
+    """Hold elements `w [rows, cols]` against the stored `parts` of the same rows.
+
+    `widening` None is for codes that lowbit wrote: exactly the nearest, even on ties.
+    """
     rows, cols = w.shape
     step = step_of(scheme, parts, first_row, rows)
     codes = codes_of(scheme.element, parts[DATA])
     low, high = (x.to(w.device) for x in _intervals(scheme.element, widening))
-    width = -(-cols // step.shape[1])
+    width = scheme.block[1] or cols
     x = w.float()
     if cols % width:
         step = step.expand(-1, -1, width).flatten(1)[:, :cols]
@@ -121,7 +138,7 @@ def fit(
         codes = torch.where(zero, 0, codes)
     # Said this way round so that NaN is outside.
     inside = (q >= low[codes]) & (q <= high[codes])
-    largest = magnitudes(scheme.element)[-1] * (1 + widening)
+    largest = magnitudes(scheme.element)[-1] * (1 + (widening or 0.0))
     clipped = int(((q.abs() > largest) & inside).sum())
     outside = rows * cols - int(inside.sum())
     first = None

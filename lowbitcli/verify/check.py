@@ -13,8 +13,9 @@ from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
 from lowbitcli.recipe import Matcher, Recipe
+from lowbitcli.schemes import Scheme
 from lowbitcli.verify import compare, scales, structure
-from lowbitcli.verify.bound import FP32_WRITER
+from lowbitcli.verify.bound import FP32_WRITER, is_exact
 from lowbitcli.verify.nouns import (
     Check,
     Kept,
@@ -37,14 +38,16 @@ def verify(
     *,
     device: torch.device,
     fail_under_db: float | None = None,
-    widening: float = FP32_WRITER,
+    widening: float | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Check `target` by itself and, where there is one, against the `source` that it was made from.
 
     `fail_under_db` is the SQNR that every quantized weight must reach, in decibels. `widening` is
     how far, relatively, an element may lie outside the interval of its code: `BF16_WRITER` for
-    outputs of a writer that computes in bf16. One weight is looked at at a time, in bands of rows.
+    outputs of a writer that computes in bf16. By default a code must be the very one that lowbit
+    writes where the manifest says that it did, and elsewhere one that fp32 can lead to. One weight
+    is looked at at a time, in bands of rows.
 
     Raises:
         CheckpointError: the source cannot be read, or is wrong in itself.
@@ -90,7 +93,7 @@ class _Run:
     source: Checkpoint | None
     theirs: Source | None
     device: torch.device
-    widening: float
+    widening: float | None
     progress: Progress | None
     done: int = 0
     total: int = 0
@@ -206,7 +209,7 @@ class _Run:
         theirs = Rows(source, other, self.device, tested=False)
         try:
             if weight.scheme is not None:
-                row, problems = compare.quantized(ours, theirs, self.widening)
+                row, problems = compare.quantized(ours, theirs, self._widening(weight.scheme))
             else:
                 fake = other.scheme is None
                 row, problems = compare.unquantized(ours, theirs, fake=fake)
@@ -214,6 +217,12 @@ class _Run:
             return [Problem("unreadable", weight.name, str(error), weight.file)]
         self.rows[weight.name] = row
         return problems
+
+    def _widening(self, scheme: Scheme) -> float | None:
+        """Return how far an element may lie outside; None where its code is known exactly."""
+        if self.widening is not None:
+            return self.widening
+        return None if self.manifest is not None and is_exact(scheme) else FP32_WRITER
 
     def _quality(self, fail_under_db: float | None) -> Step:
         if fail_under_db is None:

@@ -41,7 +41,7 @@ def same_bytes(
     return None
 
 
-def quantized(ours: Rows, theirs: Rows, widening: float) -> tuple[WeightRow, list[Problem]]:
+def quantized(ours: Rows, theirs: Rows, widening: float | None) -> tuple[WeightRow, list[Problem]]:
     """Compare a quantized weight with the source's, element by element.
 
     Raises:
@@ -178,7 +178,7 @@ def _told(ours: Rows, w: Tensor, parts: dict[str, Tensor], start: int, place: Se
     row, col = place
     step = step_of(scheme, parts, start, w.shape[0])
     step = step.expand(w.shape[0], -1, -1)
-    block = col // -(-w.shape[1] // step.shape[1])
+    block = col // (scheme.block[1] or w.shape[1])
     unit = float(step[row, block, 0])
     stored = float(ours.values(parts)[row, col])
     return (

@@ -22,7 +22,7 @@ def declared(target: Source, checkpoint: Checkpoint, source: Source | None) -> S
         stored = checkpoint.tensors.get(finding.tensor)
         file = stored.file if stored is not None else ""
         problems.append(Problem(finding.kind, finding.tensor, finding.message, file))
-    named = {finding.tensor for finding in target.findings}
+    told = {_module(one.tensor) for one in target.findings if one.kind != "unknown"}
     problems += [
         Problem(
             "unknown",
@@ -31,7 +31,9 @@ def declared(target: Source, checkpoint: Checkpoint, source: Source | None) -> S
             weight.file,
         )
         for weight in target.weights.values()
-        if _is_unexplained(weight) and weight.name not in named and not _is_in(weight, source)
+        if _is_unexplained(weight)
+        and _module(weight.name) not in told
+        and not _is_in(weight, source)
     ]
     return Step("tensors agree with what is declared", len(checkpoint.tensors), tuple(problems))
 
@@ -141,10 +143,11 @@ def coverage(target: Source, source: Source | None, *, as_written: bool) -> Step
     found = {_module(finding.tensor) for finding in target.findings}
     problems = []
     for name, weight in source.weights.items():
+        if _module(name) in found:  # told of already
+            continue
         other = target.weights.get(name)
         if other is None:
-            if _module(name) not in found:
-                problems.append(Problem("missing", name, "in the source, not in the output"))
+            problems.append(Problem("missing", name, "in the source, not in the output"))
         elif other.shape != weight.shape:
             message = f"{list(weight.shape)} in the source, {list(other.shape)} in the output"
             problems.append(Problem("shape", name, message, other.file))

@@ -1,0 +1,483 @@
+"""Faults planted in outputs that were right, each found under its own name, and nothing else.
+
+The manifest is taken away unless a test is about it: its hashes would see every one of them.
+"""
+
+import json
+
+import pytest
+import torch
+
+from lowbitcli import api
+from lowbitcli.errors import CheckpointError, UsageError
+from tests import checkpoints
+from tests.checkpoints import LAYER, weight
+from tests.verify.planted import (
+    CONTAINERS,
+    DOWN,
+    EMBED,
+    GATE,
+    NORM,
+    UP,
+    change,
+    message,
+    poke,
+    told,
+)
+
+Q, K = LAYER + "self_attn.q_proj.", LAYER + "self_attn.k_proj."
+
+
+def test_one_flipped_code(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    poke(output, DOWN + "weight", 32 * 5 + 3, lambda byte: byte ^ 0x01)
+    found = planted.verify(output)
+    assert told(found) == [("fail", "bound", DOWN + "weight")]
+    assert found.exit_code == 1
+    text = message(found, "bound")
+    assert text.startswith("1 of 4096 elements are not in the interval of their code; the first at")
+    assert "row 5, column 6:" in text
+    (row,) = [row for row in found.weights if row.name == DOWN + "weight"]
+    assert row.figures is not None
+    assert (row.figures.outside, row.figures.first_outside) == (1, (5, 6))
+
+
+@pytest.mark.parametrize("scheme", ["fp8_tensor", "fp8_channel", "mxfp8"])
+def test_one_flipped_fp8_code(planted, scheme):
+    output = planted.copy(scheme, "compressed-tensors")
+    poke(output, DOWN + "weight", 64 * 7 + 2, lambda byte: byte ^ 0x01)
+    found = planted.verify(output)
+    assert told(found) == [("fail", "bound", DOWN + "weight")]
+    assert "row 7, column 2:" in message(found, "bound")
+
+
+def test_a_tie_rounded_to_odd_is_wrong_where_lowbit_wrote_it(tmp_path):
+    """Another writer may break ties as it likes; with a manifest it is known how it was done."""
+    w = torch.full((16, 32), 2.5, dtype=torch.bfloat16)
+    w[:, ::16] = 6.0
+    source = checkpoints.single(tmp_path / "source", {DOWN + "weight": w})
+    output = tmp_path / "out"
+    api.quantize(source, output, api.Request(scheme="nvfp4", container="lowbit"), device="cpu")
+    poke(output, DOWN + "weight", 1, lambda byte: byte ^ 0x01)
+    found = api.verify(output, against=source, device="cpu")
+    assert told(found) == [
+        ("fail", "manifest", DOWN + "weight"),
+        ("fail", "bound", DOWN + "weight"),
+    ]
+    (output / "lowbit.json").unlink()
+    assert told(api.verify(output, against=source, device="cpu")) == []
+
+
+@pytest.mark.parametrize(("scheme", "sign"), [("nvfp4", 0x88), ("mxfp8", 0x80)])
+def test_flipped_signs(planted, scheme, sign):
+    output = planted.copy(scheme, "lowbit")
+    poke(output, DOWN + "weight", 100, lambda byte: byte ^ sign)
+    assert told(planted.verify(output)) == [("fail", "bound", DOWN + "weight")]
+
+
+def test_without_a_source_a_flipped_code_is_not_seen_but_for_the_manifest(planted):
+    """The other tests would show nothing if something else had found their faults."""
+    output = planted.copy("nvfp4", "lowbit")
+    poke(output, DOWN + "weight", 100, lambda byte: byte ^ 0x01)
+    assert told(planted.verify(output, source=False)) == []
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_nan_byte_in_an_e4m3_scale(planted, byte):
+    output = planted.copy("nvfp4", "lowbit")
+    poke(output, DOWN + "weight_scale", 9, lambda _: byte)
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "scale", DOWN + "weight_scale")]
+    assert message(found, "scale") == (
+        f"1 of 256 E4M3 scales are NaN or negative, the first at [2, 1]: nan (byte {byte})"
+    )
+
+
+def test_a_negative_e4m3_scale(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    poke(output, DOWN + "weight_scale", 9, lambda byte: byte | 0x80)
+    assert told(planted.verify(output, source=False)) == [("fail", "scale", DOWN + "weight_scale")]
+
+
+def test_a_zero_e4m3_scale(planted):
+    output = planted.copy("nvfp4", "compressed-tensors")
+    poke(output, DOWN + "weight_scale", 9, lambda _: 0)
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "scale", DOWN + "weight_scale")]
+    assert "a step of zero, over codes that are not zero, first at [2, 1]" in message(
+        found, "scale"
+    )
+
+
+def test_a_zero_e4m3_scale_over_zeros_is_fine(planted):
+    """Other writers leave byte 0 for blocks of zeros; -0 (code 8) is a zero too."""
+    output = planted.copy("nvfp4", "lowbit")
+
+    def zero(tensors):
+        tensors[DOWN + "weight"][0, :8] = torch.tensor([0x00, 0x80, 0x08, 0x88] * 2)
+        tensors[DOWN + "weight_scale"].view(torch.uint8)[0, 0] = 0
+
+    change(output, zero)
+    assert told(planted.verify(output, source=False)) == []
+
+
+def test_e8m0_bytes(planted):
+    output = planted.copy("mxfp8", "compressed-tensors")
+    poke(output, DOWN + "weight_scale", 0, lambda _: 255)
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "scale", DOWN + "weight_scale")]
+    assert "the first at [0, 0]: 255.0 (byte 255)" in message(found, "scale")
+    poke(output, DOWN + "weight_scale", 0, lambda _: 0)
+    found = planted.verify(output, source=False)
+    assert told(found) == [("warn", "scale", DOWN + "weight_scale")]
+    assert ("fail", "bound", DOWN + "weight") in told(planted.verify(output))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_global_scale_that_is_none(planted, container, value):
+    """compressed-tensors stores the reciprocal: what is stored counts, not only what it means."""
+    output = planted.copy("nvfp4", container)
+    change(output, lambda tensors: tensors[DOWN + "weight_global_scale"].fill_(value))
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "scale", DOWN + "weight_global_scale")]
+    assert "1 of 1 scales are not above zero" in message(found, "scale")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("scheme", ["fp8_tensor", "fp8_channel"])
+def test_an_fp8_scale_that_is_none(planted, scheme, value):
+    output = planted.copy(scheme, "compressed-tensors")
+    change(output, lambda tensors: tensors[DOWN + "weight_scale"].reshape(-1)[:1].fill_(value))
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "scale", DOWN + "weight_scale")]
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_a_nan_code(planted, byte):
+    output = planted.copy("fp8_channel", "lowbit")
+    poke(output, DOWN + "weight", 64 * 3 + 1, lambda _: byte)
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "code", DOWN + "weight")]
+    assert message(found, "code") == "1 of 4096 codes are NaN, the first at [3, 1]"
+    with_source = told(planted.verify(output))
+    assert ("fail", "bound", DOWN + "weight") in with_source
+
+
+@pytest.mark.parametrize("scheme", ["fp8_channel", "mxfp8", "nvfp4"])
+def test_swapped_scales(planted, scheme):
+    output = planted.copy(scheme, "lowbit")
+
+    def swap(tensors):
+        one, other = DOWN + "weight_scale", Q + "weight_scale"
+        tensors[one], tensors[other] = tensors[other], tensors[one]
+
+    change(output, swap)
+    found = planted.verify(output)
+    assert {kind for _, kind, _ in told(found)} == {"bound"}
+    assert {name for _, _, name in told(found)} == {DOWN + "weight", Q + "weight"}
+
+
+def test_a_changed_byte_of_an_untouched_tensor(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    poke(output, EMBED, 1001, lambda byte: byte ^ 0x40)
+    found = planted.verify(output)
+    assert told(found) == [("fail", "changed", EMBED)]
+    assert message(found, "changed") == (
+        "not the source's bytes; the first that differs is byte 1001 of 12288"
+    )
+    assert found.untouched == 1
+
+
+def test_a_missing_tensor(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    change(output, lambda tensors: tensors.pop(NORM))
+    assert told(planted.verify(output, source=False)) == []
+    assert told(planted.verify(output)) == [("fail", "missing", NORM)]
+
+
+def test_an_extra_tensor(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    change(output, lambda tensors: tensors.update(more=torch.ones(3)))
+    assert told(planted.verify(output)) == [("fail", "extra", "more")]
+
+
+def test_a_dtype_that_was_changed(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    change(output, lambda tensors: tensors.update({NORM: tensors[NORM].float()}))
+    found = planted.verify(output)
+    assert told(found) == [("fail", "dtype", NORM)]
+    assert message(found, "dtype") == "BF16 in the source, F32 in the output"
+
+
+def test_a_shape_that_was_changed(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    change(output, lambda tensors: tensors.update({NORM: tensors[NORM].reshape(8, 8)}))
+    assert told(planted.verify(output)) == [("fail", "shape", NORM)]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_missing_scale(planted, container):
+    output = planted.copy("nvfp4", container)
+    change(output, lambda tensors: tensors.pop(DOWN + "weight_global_scale"))
+    found = planted.verify(output)
+    assert {(severity, kind) for severity, kind, _ in told(found)} == {("fail", "missing")}
+    assert DOWN + "weight_global_scale" in found.problems[0].message
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_an_orphan_scale(planted, container):
+    output = planted.copy("nvfp4", container)
+    orphan = LAYER + "mlp.lost_proj.weight_scale"
+    change(output, lambda tensors: tensors.update({orphan: tensors[DOWN + "weight_scale"]}))
+    for source in (False, True):
+        assert told(planted.verify(output, source=source)) == [("fail", "orphan", orphan)]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_scale_of_another_dtype(planted, container):
+    output = planted.copy("nvfp4", container)
+    name = DOWN + "weight_scale"
+    change(output, lambda tensors: tensors.update({name: tensors[name].float()}))
+    found = planted.verify(output)
+    assert told(found) == [("fail", "mismatch", name)]
+    assert "F8_E4M3 is needed, F32 is stored" in message(found, "mismatch")
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("scheme", ["fp8_channel", "mxfp8"])
+def test_an_fp8_scale_of_another_shape(planted, scheme, container):
+    output = planted.copy(scheme, container)
+    name = DOWN + "weight_scale"
+    change(output, lambda tensors: tensors.update({name: tensors[name].reshape(-1)}))
+    found = planted.verify(output)
+    assert told(found) == [("fail", "mismatch", name)]
+    assert "is needed" in message(found, "mismatch")
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("partners", [(GATE, UP), (Q, K)])
+def test_fused_weights_with_different_global_scales(planted, container, partners):
+    """Case 7: readers take one for both."""
+    output = planted.copy("nvfp4", container)
+
+    def part(tensors):
+        name = partners[1] + "weight_global_scale"
+        tensors[name] = torch.nextafter(tensors[name], torch.tensor(1e9))
+
+    change(output, part)
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "shared", min(partners) + "weight")]
+    assert "global scales differ" in message(found, "shared")
+
+
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj"), ("w1", "w3")])
+@pytest.mark.parametrize("room", ["mlp.experts", "block_sparse_moe.experts"])
+def test_experts_with_different_global_scales(tmp_path, names, room):
+    """Case 7 to the letter: per expert they share, and a file in which one differs is refused."""
+    stems = [f"{LAYER}{room}.{expert}.{name}." for expert in range(2) for name in names]
+    source = checkpoints.single(
+        tmp_path / "source",
+        {stem + "weight": weight(64, 64, 10.0**n, seed=n) for n, stem in enumerate(stems)},
+    )
+    api.quantize(source, tmp_path / "out", device="cpu")
+    assert told(api.verify(tmp_path / "out", against=source, device="cpu")) == []
+    (tmp_path / "out" / "lowbit.json").unlink()
+    change(
+        tmp_path / "out",
+        lambda tensors: tensors.update(
+            {
+                stems[3] + "weight_global_scale": tensors[stems[1] + "weight_global_scale"],
+            }
+        ),
+    )
+    found = api.verify(tmp_path / "out", device="cpu")
+    assert told(found) == [("fail", "shared", stems[2] + "weight")]
+
+
+def test_fp8_scales_of_fused_weights_that_differ_are_a_warning(planted):
+    output = planted.copy("fp8_tensor", "compressed-tensors")
+    change(output, lambda tensors: tensors[UP + "weight_scale"].mul_(2))
+    found = planted.verify(output, source=False)
+    assert told(found) == [("warn", "shared", GATE + "weight")]
+    assert found.passed
+
+
+def test_fused_weights_in_different_schemes_are_a_warning(tmp_path):
+    source = checkpoints.single(
+        tmp_path / "source", {GATE + "weight": weight(64, 64), UP + "weight": weight(64, 64)}
+    )
+    recipe = tmp_path / "split.yaml"
+    recipe.write_text(
+        'rules: [{match: "*gate_proj.weight", scheme: nvfp4}, {match: "*", scheme: mxfp8}]'
+    )
+    request = api.Request(recipe=str(recipe), container="lowbit", allow_split_groups=True)
+    api.quantize(source, tmp_path / "out", request, device="cpu")
+    found = api.verify(tmp_path / "out", against=source, device="cpu")
+    assert told(found) == [("warn", "shared", GATE + "weight")]
+
+
+def test_packed_weights_without_metadata(planted, tmp_path):
+    """Case 18."""
+    output = tmp_path / "bare.safetensors"
+    tensors = checkpoints.read(planted.made("nvfp4", "lowbit"))
+    checkpoints.write(output, tensors, {"format": "pt"})
+    found = api.verify(output, device="cpu")
+    assert not found.passed
+    problems = {one.tensor: one for one in found.failures}
+    assert problems[DOWN + "weight"].kind == "unknown"
+    assert problems[DOWN + "weight"].message == (
+        "a matrix stored as U8, and nothing says what its codes mean"
+    )
+    assert problems[DOWN + "weight_scale"].kind == "unknown"
+
+
+def test_packed_weights_and_nothing_else(tmp_path):
+    """Case 18 without even a scale."""
+    output = tmp_path / "bare.safetensors"
+    checkpoints.write(output, {"a.weight": torch.zeros(8, 8, dtype=torch.uint8)})
+    assert ("fail", "unknown", "a.weight") in told(api.verify(output, device="cpu"))
+
+
+def test_the_manifest_sees_a_byte_and_names_tensor_and_file(planted):
+    output = planted.copy("nvfp4", "compressed-tensors", proof=True)
+    poke(output, DOWN + "weight_packed", 100, lambda byte: byte ^ 0x01)
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "manifest", DOWN + "weight_packed")]
+    assert found.problems[0].file == "model.safetensors"
+    assert "expected xxh3" in found.problems[0].message
+
+
+def test_a_hash_of_the_manifest_that_was_changed(planted):
+    output = planted.copy("nvfp4", "lowbit", proof=True)
+    manifest = json.loads((output / "lowbit.json").read_text())
+    manifest["files"]["model.safetensors"]["tensors"][NORM] = "0" * 32
+    (output / "lowbit.json").write_text(json.dumps(manifest))
+    found = planted.verify(output)
+    assert told(found) == [("fail", "manifest", ""), ("fail", "manifest", NORM)]
+    assert found.problems[0].message == "the manifest's hashes do not give its digest"
+
+
+def test_a_manifest_that_is_none(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    (output / "lowbit.json").write_text('{"format": 1}')
+    found = planted.verify(output)
+    assert told(found) == [("fail", "manifest", "")]
+
+
+def test_a_single_file_that_was_changed(planted, tmp_path):
+    output = tmp_path / "out.safetensors"
+    request = api.Request(scheme="nvfp4", container="lowbit")
+    api.quantize(planted.source / "model.safetensors", output, request, device="cpu")
+    data = bytearray(output.read_bytes())
+    data[-1] ^= 1
+    output.write_bytes(data)
+    found = api.verify(output, device="cpu")
+    assert [(kind, bool(name)) for _, kind, name in told(found)] == [("manifest", True)]
+
+
+@pytest.mark.parametrize(
+    ("total", "severity"), [(1, "fail"), (True, "fail"), ("1", "fail"), (None, "warn")]
+)
+def test_an_index_with_another_total_size(planted, tmp_path, total, severity):
+    source = checkpoints.sharded(
+        tmp_path / "source", {Q + "weight": weight(64, 64)}, {NORM: torch.ones(64)}
+    )
+    output = tmp_path / "out"
+    api.quantize(source, output, device="cpu")
+    index = json.loads((output / checkpoints.INDEX).read_text())
+    index["metadata"] = {} if total is None else {"total_size": total}
+    (output / checkpoints.INDEX).write_text(json.dumps(index))
+    found = api.verify(output, against=source, device="cpu")
+    assert told(found) == [(severity, "index", "")]
+    assert "total_size" in message(found, "index")
+
+
+def test_a_tensor_that_the_index_does_not_name(tmp_path):
+    source = checkpoints.sharded(
+        tmp_path / "source",
+        {Q + "weight": weight(64, 64)},
+        {NORM: torch.ones(64), "more": torch.ones(2)},
+    )
+    output = tmp_path / "out"
+    api.quantize(source, output, device="cpu")
+    index = json.loads((output / checkpoints.INDEX).read_text())
+    del index["weight_map"][NORM]
+    (output / checkpoints.INDEX).write_text(json.dumps(index))
+    found = api.verify(output, against=source, device="cpu")
+    assert told(found) == [("fail", "index", NORM)]
+
+
+def test_an_sqnr_below_the_limit(planted):
+    output = planted.made("nvfp4", "lowbit")
+    assert planted.verify(output, fail_under_db=15.0).passed
+    found = planted.verify(output, fail_under_db=40.0)
+    assert {kind for _, kind, _ in told(found)} == {"quality"}
+    assert len(found.failures) == 7
+    assert found.failures[0].message.endswith("below 40 dB")
+
+
+def test_a_limit_without_a_source_is_refused(planted):
+    with pytest.raises(UsageError, match="needs a source"):
+        planted.verify(planted.made("nvfp4", "lowbit"), source=False, fail_under_db=20.0)
+
+
+def test_a_source_that_holds_nan(planted, tmp_path):
+    source = checkpoints.single(tmp_path / "source", checkpoints.read(planted.source))
+
+    def spoil(tensors):
+        tensors[DOWN + "weight"][1, 2] = float("nan")
+
+    change(source, spoil)
+    found = api.verify(planted.made("nvfp4", "lowbit"), against=source, device="cpu")
+    assert ("fail", "nonfinite", DOWN + "weight") in told(found)
+    assert ("fail", "bound", DOWN + "weight") in told(found)
+
+
+def test_an_output_cut_short_is_told_and_not_raised(planted):
+    output = planted.copy("nvfp4", "lowbit")
+    file = output / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    found = planted.verify(output)
+    assert told(found) == [("fail", "unreadable", "")]
+    assert found.exit_code == 1
+    assert "expected" in found.problems[0].message
+
+
+def test_an_output_with_an_unknown_quantization_is_told(planted):
+    output = planted.copy("nvfp4", "compressed-tensors")
+    config = json.loads((output / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = "gptq"
+    (output / "config.json").write_text(json.dumps(config))
+    found = planted.verify(output, source=False)
+    assert told(found) == [("fail", "unreadable", "")]
+    assert "gptq" in found.problems[0].message
+
+
+def test_an_output_that_is_not_there_is_raised(planted, tmp_path):
+    with pytest.raises(CheckpointError):
+        planted.verify(tmp_path / "nothing")
+
+
+def test_a_source_that_is_wrong_is_raised(planted, tmp_path):
+    with pytest.raises(CheckpointError):
+        api.verify(planted.made("nvfp4", "lowbit"), against=tmp_path / "nothing", device="cpu")
+    source = planted.copy("nvfp4", "lowbit")
+    change(source, lambda tensors: tensors.pop(DOWN + "weight_scale"))
+    with pytest.raises(CheckpointError, match="disagrees with itself"):
+        api.verify(planted.made("nvfp4", "lowbit"), against=source, device="cpu")
+
+
+def test_nothing_quantized_is_a_warning(planted):
+    found = api.verify(planted.source, device="cpu")
+    assert told(found) == [("warn", "nothing", "")]
+    assert found.passed
+
+
+def test_progress_goes_up_to_all_of_it(planted):
+    seen = []
+    planted.verify(planted.made("mxfp8", "lowbit"), progress=lambda *where: seen.append(where))
+    done = [done for done, _, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1][:2] == (seen[-1][1], seen[-1][1])
+    assert {name for _, _, name in seen} >= {DOWN + "weight", NORM, ""}
