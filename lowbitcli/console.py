@@ -58,8 +58,7 @@ def data(lines: Iterable[str]) -> None:
 
 def document(value: Any) -> None:
     """Write one JSON document to stdout, in ASCII; a number that is not finite becomes a string."""
-    text = json.dumps(_finite(value), indent=2, allow_nan=False)
-    sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
+    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

@@ -1,5 +1,6 @@
 """An exit code for each kind of failure."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,13 +11,35 @@ import pytest
 
 from lowbitcli import api
 from lowbitcli.errors import BusyError, StoppedError
-from tests.checkpoints import LAYER, single, weight
+from tests.checkpoints import LAYER, header_of, single, weight
 
 # Exit codes. 0, 2, 3, 4 and 7 are also in the texts.
 
 
 def test_exit_0(lowbit):
     assert lowbit("plan", "model")[0] == 0
+
+
+def test_exit_1_where_verify_finds_something_wrong_and_names_it(lowbit):
+    assert lowbit("quantize", "model", "-o", "out", "-q")[0] == 0
+    assert lowbit("verify", "out", "--against", "model", "-q")[0] == 0
+    name = LAYER + "mlp.down_proj.weight_packed"
+    file = Path("out/model.safetensors")
+    data = bytearray(file.read_bytes())
+    size = 8 + int.from_bytes(data[:8], "little")
+    data[size + header_of(file)[name]["data_offsets"][0]] ^= 1
+    file.write_bytes(data)
+    code, out, err = lowbit("verify", "out", "-q")
+    assert (code, err) == (1, "")
+    assert name in out
+    code, out, _ = lowbit("verify", "out", "--json", "-q")
+    assert code == json.loads(out)["exit_code"] == 1
+
+
+def test_exit_1_below_the_quality_that_is_asked_for(lowbit):
+    assert lowbit("quantize", "model", "-o", "out", "-q")[0] == 0
+    assert lowbit("verify", "out", "--against", "model", "--fail-under", "20dB")[0] == 0
+    assert lowbit("verify", "out", "--against", "model", "--fail-under", "21dB")[0] == 1
 
 
 def test_exit_2_for_what_the_command_line_cannot_mean(lowbit):

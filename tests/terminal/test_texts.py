@@ -35,6 +35,7 @@ COMMANDS = {
     "inspect": "inspect model",
     "quantize": "quantize model",
     "output-exists": "quantize model -o model2",
+    "verify": "verify quantized --against model --report r.md",
     "recipe-list": "recipe list",
     "recipe-check": "recipe check nvfp4 model",
 }
@@ -48,6 +49,8 @@ def test_a_command_prints_this_and_nothing_else(lowbit, name):
         'rules:\n  - match: "*"\n    scheme: nvfp4\n    exclude: ["lm_haed*", "re:.*gatee"]\n'
     )
     Path("broken.yaml").write_text("rules:\n  - match: '*'\n    shceme: nvfp4\n")
+    if "quantized" in COMMANDS[name]:
+        lowbit("quantize", "model", "-o", "quantized")
     assert written(*lowbit(*COMMANDS[name].split())) == expected(name)
 
 
