@@ -15,7 +15,6 @@ Half a step alone would fail correct output on ties; a whole step would not see 
 changed to its neighbour.
 """
 
-import itertools
 import math
 from collections.abc import Mapping
 from functools import cache
@@ -25,15 +24,15 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import rounding
-from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E8M0, Format
+from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, E8M0, INT8, Format
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
+from lowbitcli.tensors import DATA, DTYPES, GLOBAL_SCALE, SCALE
 
 FP32_WRITER = 2.0**-21
 BF16_WRITER = 2.0**-7
 # A scheme that multiplies by a reciprocal, or a rule with an order of operations of its own
 # (four_over_six), is not listed: its codes are held against the widened interval.
-EXACT = ("fp8_tensor", "fp8_channel", "mxfp8", "nvfp4")
+EXACT = ("fp8_tensor", "fp8_channel", "mxfp8", "mxfp4", "nvfp4", "int8_channel")
 EXACT_RULES = {"amax", "mse", "floor", "even", "ceil"}
 
 
@@ -46,36 +45,43 @@ class Fit(NamedTuple):
     underflow: int
 
 
-def magnitudes(element: Format) -> list[float]:
-    """Return the finite values of an element format from 0 up, by code.
+def values_of(element: Format) -> Tensor:
+    """Return the value of every code of an element format, NaN where a code is not one to be used.
 
     Raises:
-        KeyError: no code of this format can be looked at here.
+        ValueError: no code of this format can be looked at here.
     """
+    codes = torch.arange(1 << element.bits, dtype=torch.int16).to(torch.uint8)
     if element is E2M1:
-        return list(E2M1_VALUES[:8])
-    if element is E4M3:
-        return torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist()
-    raise KeyError(element.name)
+        return torch.tensor(E2M1_VALUES)
+    if element is E4M3 or element is E5M2:
+        return codes.view(getattr(torch, DTYPES[element.dtype][1])).float()
+    if element is INT8:
+        values = codes.view(torch.int8).float()
+        return torch.where(values < -element.max, math.nan, values)
+    raise ValueError(f"verify cannot read {element.name}")
 
 
 @cache
 def _intervals(element: Format, widening: float | None) -> tuple[Tensor, Tensor]:
-    """Return low and high of every code, the negative codes in the upper half."""
-    values = magnitudes(element)
-    middles = torch.tensor([(a + b) / 2 for a, b in itertools.pairwise(values)])
+    """Return low and high of every code."""
+    values = values_of(element)
+    good = values.isfinite()
+    magnitudes = values[good].abs().unique()  # in order; neighbours differ in whether even
+    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     if widening is None:
         below, above = middles.clone(), middles.clone()
         infinity = torch.tensor(math.inf)
-        below[0::2] = torch.nextafter(middles[0::2], infinity)  # of the codes 1, 3, ...
+        below[0::2] = torch.nextafter(middles[0::2], infinity)  # of the magnitudes 1, 3, ...
         above[1::2] = torch.nextafter(middles[1::2], -infinity)
     else:
         below, above = middles * (1 - widening), middles * (1 + widening)
-    low = [-float(above[0]), *below.tolist()]
-    high = [*above.tolist(), math.inf]
-    nan = (1 << element.bits - 1) - len(values)  # codes above the largest value
-    low, high = low + [math.inf] * nan, high + [-math.inf] * nan
-    return torch.tensor(low + [-x for x in high]), torch.tensor(high + [-x for x in low])
+    low = torch.cat((-above[:1], below))
+    high = torch.cat((above, torch.tensor([math.inf])))
+    place = torch.searchsorted(magnitudes, torch.where(good, values.abs(), 0.0))
+    low, high, negative = low[place], high[place], values < 0
+    low, high = torch.where(negative, -high, low), torch.where(negative, -low, high)
+    return torch.where(good, low, math.inf), torch.where(good, high, -math.inf)
 
 
 def is_exact(scheme: Scheme) -> bool:
@@ -138,7 +144,7 @@ def fit(
         codes = torch.where(zero, 0, codes)
     # Said this way round so that NaN is outside.
     inside = (q >= low[codes]) & (q <= high[codes])
-    largest = magnitudes(scheme.element)[-1] * (1 + (widening or 0.0))
+    largest = scheme.element.max * (1 + (widening or 0.0))
     clipped = int(((q.abs() > largest) & inside).sum())
     outside = rows * cols - int(inside.sum())
     first = None

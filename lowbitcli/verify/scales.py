@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from lowbit_kernels.formats import E2M1, E4M3, E8M0, F32, Format
+from lowbit_kernels.formats import E4M3, E8M0, F32, Format
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.pipeline.read import tensor_of
@@ -13,7 +13,7 @@ from lowbitcli.plan.nouns import Part
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.recipe import Recipe
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, safe
-from lowbitcli.verify.bound import codes_of
+from lowbitcli.verify.bound import codes_of, values_of
 from lowbitcli.verify.nouns import FAIL, WARN, Problem, Step
 from lowbitcli.verify.rows import Rows, UnreadableError
 
@@ -87,15 +87,15 @@ def _zeros(
     if scheme is None:
         raise ValueError("only a quantized weight has scales")
     rows = Rows(checkpoint, weight, device, tested=True)
+    values = values_of(scheme.element).to(device)
     count, first = 0, None
     flat = zero.reshape(-1, *zero.shape[-2:]).to(device)
     for matrix, start, stop in rows.bands():
         here = flat[matrix, start:stop]
         if not bool(here.any()):
             continue
-        data = rows.parts(matrix, start, stop)[DATA]
-        codes = codes_of(scheme.element, data) & ((1 << scheme.element.bits - 1) - 1)
-        filled = (codes != 0).unflatten(1, (here.shape[1], -1)).any(-1)
+        codes = codes_of(scheme.element, rows.parts(matrix, start, stop)[DATA])
+        filled = (values[codes] != 0).unflatten(1, (here.shape[1], -1)).any(-1)
         wrong = here & filled
         count += int(wrong.sum())
         if first is None and bool(wrong.any()):
@@ -113,11 +113,11 @@ def _zeros(
 def nan_codes(
     checkpoint: Checkpoint, target: Source, device: torch.device, tell: Callable[[str, int], None]
 ) -> Step:
-    """Does any stored element stand for NaN?"""
-    what = "no stored code is NaN"
+    """Does any stored element stand for NaN or Inf, or have a code that is not used?"""
+    what = "every stored code stands for a number"
     weights = [weight for weight in _quantized(target) if _has_nan(weight)]
     if not weights:
-        return Step(what, skipped="no weight is stored in a format that has a NaN")
+        return Step(what, skipped="every code of the formats that are stored does")
     problems = []
     for weight in weights:
         tell(weight.name, weight.reads[DATA].spec.nbytes)
@@ -129,15 +129,17 @@ def nan_codes(
 
 
 def _has_nan(weight: SourceWeight) -> bool:
-    return weight.scheme is not None and weight.scheme.element is not E2M1
+    return weight.scheme is not None and not values_of(weight.scheme.element).isfinite().all()
 
 
 def _nan_codes(checkpoint: Checkpoint, weight: SourceWeight, device: torch.device) -> list[Problem]:
+    if weight.scheme is None:
+        raise ValueError("only a quantized weight has codes")
     rows = Rows(checkpoint, weight, device, tested=True)
+    usable = values_of(weight.scheme.element).isfinite().to(device)
     count, first = 0, None
     for matrix, start, stop in rows.bands():
-        byte = rows.parts(matrix, start, stop)[DATA].view(torch.uint8)
-        bad = (byte & 0x7F) == 0x7F
+        bad = ~usable[codes_of(weight.scheme.element, rows.parts(matrix, start, stop)[DATA])]
         found = int(bad.sum())
         if found and first is None:
             row, col = torch.nonzero(bad)[0].tolist()
@@ -145,7 +147,7 @@ def _nan_codes(checkpoint: Checkpoint, weight: SourceWeight, device: torch.devic
         count += found
     if not count:
         return []
-    message = f"{count} of {weight.numel} codes are NaN, the first at {first}"
+    message = f"{count} of {weight.numel} codes are no numbers, the first at {first}"
     return [Problem("code", weight.name, message, weight.file)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit_kernels import rounding
-from lowbit_kernels.formats import E2M1, E4M3
+from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT4, INT8, Format
 from lowbitcli import api
 from lowbitcli.containers import container
 from lowbitcli.pipeline.arithmetic import ops_of
@@ -26,10 +26,17 @@ from lowbitcli.verify.bound import (
     codes_of,
     fit,
     is_exact,
-    magnitudes,
+    values_of,
 )
 from tests.checkpoints import single, weight
 from tests.verify.planted import CONTAINERS, DOWN, poke, told
+
+
+def magnitudes(element: Format) -> list[float]:
+    """Return the values of a format from 0 up: that of code n is the n-th."""
+    values = values_of(element)[: 1 << (element.bits - 1)]
+    return [float(value) for value in values if math.isfinite(value)]
+
 
 ELEMENTS = {"nvfp4": E2M1, "fp8_tensor": E4M3}
 
@@ -54,6 +61,19 @@ def fit_all(name: str, x: list[float], codes: list[int]) -> Fit:
 @pytest.mark.parametrize("one", SCHEMES, ids=lambda one: one.name)
 def test_every_scheme_has_codes_that_can_be_looked_at(one):
     assert magnitudes(one.element)[-1] == one.element.max
+    assert magnitudes(one.element) == sorted(magnitudes(one.element))
+
+
+def test_two_s_complement_and_formats_with_infinity():
+    int8 = replace(scheme("fp8_tensor"), element=INT8)
+    codes = torch.tensor([[0, 1, 127, -127, -1, -128]], dtype=torch.int8)
+    x = torch.tensor([[0.5, 1.4, 130.0, -127.5, -0.6, -128.0]])
+    parts = {DATA: codes, SCALE: torch.tensor(1.0)}
+    assert fit(int8, x, parts) == (1, (0, 5), 2, 0)
+    assert fit(int8, -x, parts).outside == 5
+    assert values_of(E5M2).isfinite().sum() == 2 * 124
+    with pytest.raises(ValueError, match="INT4"):
+        values_of(INT4)
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
