@@ -132,7 +132,7 @@ def read(path: Path) -> dict[str, Tensor]:
             continue
         start, stop = entry["data_offsets"]
         dtype = TORCH[entry["dtype"]]
-        piece = torch.frombuffer(bytearray(data[base + start : base + stop]), dtype=torch.uint8)
+        piece = torch.tensor(list(data[base + start : base + stop]), dtype=torch.uint8)
         tensors[name] = piece.view(dtype).reshape(entry["shape"])
     return tensors
 

@@ -35,8 +35,8 @@ def device_of(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or not (number == "" or number.isdecimal()):
+    kind, colon, number = name.partition(":")
+    if kind != "cuda" or bool(colon) != number.isdecimal():
         raise UsageError(f"no device is called {name!r}", hint="use auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
         raise DeviceError("this machine has no CUDA device", hint="use --device cpu")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from lowbitcli import __version__
@@ -10,7 +11,8 @@ from lowbitcli.checkpoint import manifest, shard_index
 from lowbitcli.checkpoint.header import lay_out
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers import Container
-from lowbitcli.containers.container import Declaration
+from lowbitcli.containers import container as container_of
+from lowbitcli.containers.container import Declaration, Stored
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
@@ -18,8 +20,8 @@ from lowbitcli.plan.digest import digest
 from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
 from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
 from lowbitcli.recipe import Recipe
-from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, FLOATING, TensorSpec, safe
+from lowbitcli.schemes import BY_NAME, Scheme
+from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
 
 # Header metadata that speaks of how a file is stored, and is not carried over to another container.
 STORAGE_METADATA = ("lowbit.", "_quantization_metadata")
@@ -87,7 +89,7 @@ def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake:
         activations=choice.activations,
         fake=fake,
         kept=choice.kept,
-        group=choice.group,
+        group=choice.group if target is not None else "",
     )
 
 
@@ -106,14 +108,22 @@ def _writes(
     """Return the tensors that hold `weight` in the output, in the file where the source has it."""
     if scheme is None:
         return {DATA: Part(TensorSpec(weight.name, dtype, weight.shape), weight.file)}
-    writes = {}
-    bound = container.bindings[scheme.name]
-    for part, spec in scheme.specs(weight.shape).items():
-        stored = bound[part]
-        kept = stored.layout.spec(spec)
-        name = container.part_name(weight.name, stored)
-        writes[part] = Part(TensorSpec(name, stored.dtype, kept.shape), weight.file, stored)
-    return writes
+    file = weight.file
+    return {
+        part: Part(TensorSpec(container.part_name(weight.name, stored), dtype, shape), file, stored)
+        for part, stored, dtype, shape in _stored(scheme.name, container.name, weight.shape)
+    }
+
+
+@lru_cache(maxsize=4096)
+def _stored(scheme: str, container: str, shape: Shape) -> list[tuple[str, Stored, str, Shape]]:
+    """Return part, how it is stored, dtype and shape: a model has few different shapes."""
+    bound = container_of(container).bindings[scheme]
+    specs = BY_NAME[scheme].specs(shape)
+    return [
+        (part, bound[part], bound[part].dtype, bound[part].layout.spec(spec).shape)
+        for part, spec in specs.items()
+    ]
 
 
 def _assemble(

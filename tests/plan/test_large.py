@@ -1,0 +1,76 @@
+"""A checkpoint of 100,000 tensors is planned in seconds, in linear time and bounded memory.
+
+The files are holes: only their headers are real.
+"""
+
+import json
+import subprocess
+import sys
+
+from tests import checkpoints
+
+LAYERS, EXPERTS = 60, 550  # a mixture of experts: 60 * (550 * 3 + 8) tensors, about 100,000
+SHARDS = 20
+TIMES, MEGABYTES = 120, 700  # twice what was measured on a busy machine
+
+CODE = """
+import json, resource, sys, time
+start = time.process_time()
+for number in range(5_000_000):
+    pass
+yardstick = time.process_time() - start
+from lowbitcli.plan.prepare import Request, plan_quantize
+start = time.process_time()
+plan = plan_quantize(sys.argv[1], None, Request())
+planning = time.process_time() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+print(json.dumps([len(plan.weights), len(plan.jobs), yardstick, planning, peak]))
+"""
+
+
+def names():
+    for layer in range(LAYERS):
+        stem = f"model.layers.{layer}."
+        for expert in range(EXPERTS):
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                yield f"{stem}mlp.experts.{expert}.{part}.weight", [128, 128]
+        for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            yield f"{stem}self_attn.{part}.weight", [128, 128]
+        yield f"{stem}mlp.gate.weight", [64, 128]
+        for part in ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm"):
+            yield f"{stem}{part}.weight", [128]
+
+
+def build(root):
+    root.mkdir()
+    listed = list(names())
+    places = {}
+    each = -(-len(listed) // SHARDS)
+    for number in range(SHARDS):
+        header, stop = {}, 0
+        file = checkpoints.shard_name(number + 1, SHARDS)
+        for name, shape in listed[number * each : (number + 1) * each]:
+            start, stop = stop, stop + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, stop]}
+            places[name] = file
+        path = checkpoints.write_raw(root / file, header)
+        with path.open("r+b") as opened:
+            opened.truncate(path.stat().st_size + stop)
+    (root / checkpoints.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (root / "config.json").write_text(json.dumps(checkpoints.CONFIG))
+    return len(listed)
+
+
+def test_100000_tensors(tmp_path):
+    count = build(tmp_path / "large")
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(tmp_path / "large")], capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    weights, jobs, yardstick, planning, peak = json.loads(done.stdout)
+    times = planning / yardstick
+    print(f"\n{weights:,} tensors: {planning:.2f} s of CPU, {times:.0f} yardsticks, {peak} MB")
+    assert weights == count > 99_000
+    assert jobs == LAYERS * (EXPERTS * 2 + 2 + 1 + 3)
+    assert times < TIMES, "in steps of five million empty turns, so that a slow machine may be"
+    assert peak < MEGABYTES
