@@ -38,6 +38,7 @@ def command(group: typer.Typer, name: str) -> Callable[[Callable[..., int]], Cal
         @functools.wraps(function)
         def run(**options: Any) -> int:
             try:
+                signal.signal(signal.SIGTERM, _terminate)  # before, there is nothing to clean up
                 return function(**options)
             except typer.Exit:
                 raise
@@ -95,7 +96,6 @@ def _terminate(*_: object) -> None:
 def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run a command line, and return its exit code."""
     console.tolerate()
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(with_optional_values(arguments), prog_name="lowbit", standalone_mode=False)
     except typer.Abort as error:  # Ctrl-C before a command began
