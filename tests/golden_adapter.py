@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lowbit_kernels import fp8, mx, nvfp4
+from lowbit_kernels import amax, fp8, fp8_block, hadamard, integer, mx, nvfp4, nvfp4_te
 from lowbit_kernels.jit import INTERPRETED
 
 PATH = os.environ.get("LOWBIT_GOLDEN_PATH", "reference")
@@ -56,7 +56,71 @@ def _nvfp4(x: Tensor, settings: dict) -> dict[str, Tensor]:
     return {"codes": packed, "scales": scale, "gscale": g, "dequant": dequant}
 
 
+def _fp8_block128(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    rule = "ue8m0" if settings["use_ue8m0"] else "amax"
+    data, scale = fp8_block.quantize(_matrix(x), rule, settings["block"][0])
+    dequant = fp8_block.dequantize(data, scale, x.dtype, settings["block"][0])
+    return {"codes": data, "scales": scale, "dequant": dequant}
+
+
+def _mxfp4(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    packed, scale = mx.quantize_mxfp4(_pad(_matrix(x), 32))
+    return {"codes": packed[:, : (x.shape[-1] + 1) // 2], "scales": scale}
+
+
+def _nvfp4_cropped(x: Tensor, rule: str) -> dict[str, Tensor]:
+    """Quantize as the oracles that pad inside and return the columns that were given."""
+    packed, scale, g = nvfp4.quantize(_pad(_matrix(x), 16), None, rule)
+    return {"codes": packed[:, : (x.shape[-1] + 1) // 2], "scales": scale, "gscale": g}
+
+
+def _nvfp4_46(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    return _nvfp4_cropped(x, "four_over_six")
+
+
+def _nvfp4_2d(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    return _nvfp4_cropped(x, "2d")
+
+
+def _nvfp4_rht16(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    # The oracle rotates by the CPU library's matrix product in the dtype of x, whose order of
+    # adding is its own: so does this. `hadamard.rotate`, which has an order, is tested by itself.
+    signs = torch.diag(torch.tensor(hadamard.SIGNS, dtype=torch.float32))
+    rotation = hadamard.rotate(signs, (1,) * 16).to(x.dtype)
+    y = (_matrix(x).cpu().unflatten(-1, (-1, 16)).flatten(0, -2) @ rotation).view_as(_matrix(x))
+    y = y.to(DEVICE)
+    top = amax.matrix(y)
+    blocks = y.float().unflatten(-1, (-1, 16))
+    packed, scale = nvfp4_te.quantize_blocks(blocks, top, tall=False)
+    # The product flushes bf16 subnormals: a matrix of zeros is left, for which the oracle has 0.
+    g = torch.where(top == 0, 0.0, nvfp4_te.global_scale_of(top, 448.0))
+    return {"codes": packed, "scales": scale, "gscale": g}
+
+
+def _nvfp4_mse(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    packed, scale, g = nvfp4.quantize(_matrix(x), None, "mse_all")
+    return {"codes": packed, "scales": scale, "gscale": g}
+
+
+def _int8_channel(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    if x.dim() != 2:
+        raise ValueError("the oracle takes two dimensions")
+    data, scale = integer.quantize_channel(x)
+    dequant = integer.dequantize_channel(data, scale, x.dtype)
+    return {"codes": data, "scales": scale, "dequant": dequant}
+
+
 SCHEMES = {
+    "fp8_block128": _fp8_block128,
+    "fp8_block128_pow2": _fp8_block128,
+    "fp8_1x128": _fp8_block128,
+    "fp8_1x128_pow2": _fp8_block128,
+    "int8_channel": _int8_channel,
+    "mxfp4": _mxfp4,
+    "nvfp4_46": _nvfp4_46,
+    "nvfp4_2d": _nvfp4_2d,
+    "nvfp4_rht16": _nvfp4_rht16,
+    "nvfp4_mse": _nvfp4_mse,
     "fp8_tensor": _fp8_tensor,
     "fp8_channel": _fp8_channel,
     "mxfp8": _mxfp8,

@@ -7,8 +7,10 @@ CPU and GPU.
 | `ops` | `Ops`, the four functions that every scheme has |
 | `rounding` | rounding to E4M3, E2M1 and E8M0, in torch and in integers for kernels |
 | `amax` | largest magnitude of a matrix, row, block |
-| `fp8` | FP8 per tensor, per channel, 128x128 block |
+| `fp8` | FP8 per tensor, per channel |
+| `fp8_block` | FP8 per 128x128 or 1x128 block |
 | `mx` | MXFP8, MXFP4 |
+| `integer` | INT8 per channel |
 | `nvfp4` | NVFP4 |
 
 Importing the package imports neither torch nor triton: ask for the module that you need.
@@ -17,7 +19,7 @@ Importing the package imports neither torch nor triton: ask for the module that 
 import importlib
 from types import ModuleType
 
-MODULES = ("amax", "formats", "fp8", "mx", "nvfp4", "ops", "rounding")
+MODULES = ("amax", "formats", "fp8", "fp8_block", "integer", "mx", "nvfp4", "ops", "rounding")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import rounding
+from lowbit_kernels.fp8_block import BLOCK128
 from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
@@ -289,3 +290,14 @@ def _dequantize_channel(parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tens
 
 TENSOR = Ops(amax_of.matrix, _shared_tensor, _quantize_tensor, _dequantize_tensor)
 CHANNEL = Ops(amax_of.matrix, _shared_channel, _quantize_channel, _dequantize_channel)
+
+__all__ = [
+    "BLOCK128",
+    "CHANNEL",
+    "TENSOR",
+    "dequantize_channel",
+    "dequantize_tensor",
+    "quantize_channel",
+    "quantize_tensor",
+    "scale_of",
+]

@@ -6,6 +6,9 @@
     scale = e4m3(clamp(fl(a / fl(6 * global_scale)), 2^-9, 448))    a: block's amax; fl() = 0 -> 1
     code  = e2m1(fl(w / fl(scale * global_scale)))                  scale as stored; ties to even
 
+That is rule amax. mse and mse_all search the scale of each block (`nvfp4_search`), four_over_six
+and 2d are TransformerEngine's (`nvfp4_te`).
+
 | | data | scale | global_scale |
 |---|---|---|---|
 | NVFP4 | uint8 `[*, R, C/2]`, low nibble first | e4m3 `[*, R, C/16]` | fp32 `[*]` |
@@ -24,9 +27,10 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import rounding
+from lowbit_kernels import nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.nvfp4_search import best_codes
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
     decode_e2m1,
@@ -40,6 +44,9 @@ from lowbit_kernels.rounding import (
 )
 
 BLOCK = 16
+
+# What the largest block scale of a matrix is by each rule: global_scale = amax / (6 * this).
+LARGEST_SCALE = {"amax": 448.0, "mse": 448.0, "mse_all": 448.0, "four_over_six": 256.0, "2d": 448.0}
 
 
 def global_scale_of(amax: Tensor) -> Tensor:
@@ -68,10 +75,25 @@ def encode(blocks: Tensor, step: Tensor) -> Tensor:
     return rounding.pack(rounding.to_e2m1(q, x < 0))
 
 
-def _quantize_reference(w: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _radius(rule: str, weighted: bool) -> int | None:
+    """Return how many E4M3 codes a search looks to each side: 0 is all of them, None no search."""
+    if rule == "mse":
+        return nvfp4_search.WEIGHTED_WINDOW if weighted else nvfp4_search.WINDOW
+    return 0 if rule == "mse_all" else None
+
+
+def _quantize_reference(
+    w: Tensor, global_scale: Tensor, radius: int | None, h: Tensor | None
+) -> tuple[Tensor, Tensor]:
     shared = global_scale[..., None, None]
-    scale = scales_of(amax_of.blocks(w, BLOCK), shared)
+    amax = amax_of.blocks(w, BLOCK)
+    scale = scales_of(amax, shared)
     blocks = w.contiguous().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
+    if radius is not None:
+        codes = nvfp4_search.best_codes_of(
+            blocks.float(), amax, scale.view(torch.uint8), shared, radius, h
+        )
+        scale = codes.view(torch.float8_e4m3fn)
     return encode(blocks, scale.float() * shared).flatten(-2), scale
 
 
@@ -106,12 +128,20 @@ def _quantize_kernel(
     packed_ptr,  # [matrices, blocks] int64
     scale_ptr,  # [matrices, blocks] E4M3 as uint8
     global_scale_ptr,  # [matrices] fp32
+    h_ptr,  # [blocks of a row, 16] fp32, see nvfp4_search; read where WEIGHTED
     blocks,
     programs,
+    across,  # blocks of a row
     BF16: tl.constexpr,  # noqa: N803
+    WEIGHTED: tl.constexpr,  # noqa: N803
+    RADIUS: tl.constexpr,  # noqa: N803
+    COUNT: tl.constexpr,  # noqa: N803
     TILE: tl.constexpr,  # noqa: N803
 ):
-    """Quantize TILE blocks; a thread holds a block as two halves of eight elements."""
+    """Quantize TILE blocks; a thread holds a block as two halves of eight elements.
+
+    COUNT scales of each block are tried, RADIUS to each side of the first, none where it is 0.
+    """
     matrix = (tl.program_id(0) // programs).to(tl.int64)
     start = (tl.program_id(0) % programs).to(tl.int64) * TILE
     first = matrix * blocks + start
@@ -129,6 +159,12 @@ def _quantize_kernel(
     quotient = tl.math.div_rn(amax, tl.full([TILE], 1.0, tl.float32) * (g * 6.0))
     quotient = tl.where(quotient == 0, 1.0, quotient)
     code = encode_e4m3(tl.where(quotient < 2.0**-9, 2.0**-9, quotient))
+    if COUNT > 0:
+        low_h, high_h = 1.0, 1.0
+        if WEIGHTED:
+            h_offset = ((start + index) % across)[:, None] * 16 + column
+            low_h, high_h = tl.load(h_ptr + h_offset), tl.load(h_ptr + h_offset + 8)
+        code = best_codes(low, high, low_h, high_h, amax, code, g, RADIUS, COUNT)
     tl.store(scale_ptr + first + index, code.to(tl.uint8), mask=mask)
 
     step = decode_e4m3(code) * g
@@ -173,7 +209,9 @@ def _dequantize_kernel(
     tl.store(out_ptr + first * 8 + index[:, None] * 8 + column, out, mask=mask[:, None])
 
 
-def _launch_quantize(w: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _launch_quantize(
+    w: Tensor, global_scale: Tensor, radius: int | None, h: Tensor | None
+) -> tuple[Tensor, Tensor]:
     rows, cols = w.shape[-2:]
     packed = torch.empty((*w.shape[:-1], cols // 2), dtype=torch.uint8, device=w.device)
     scale = torch.empty((*w.shape[:-1], cols // BLOCK), dtype=torch.float8_e4m3fn, device=w.device)
@@ -185,9 +223,14 @@ def _launch_quantize(w: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
             packed.view(torch.int64),
             scale.view(torch.uint8),
             global_scale.contiguous(),
+            global_scale if h is None else h,
             blocks,
             programs,
+            cols // BLOCK,
             BF16=w.dtype == torch.bfloat16,
+            WEIGHTED=h is not None,
+            RADIUS=radius or 0,
+            COUNT=0 if radius is None else (2 * radius + 1 if radius else nvfp4_search.LAST),
             TILE=tile,
             **OPTIONS,
         )
@@ -216,21 +259,52 @@ def _launch_dequantize(
 
 
 def quantize(
-    w: Tensor, global_scale: Tensor | None = None, rule: str = "amax"
+    w: Tensor,
+    global_scale: Tensor | None = None,
+    rule: str = "amax",
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize `w [*, R, C]` to NVFP4; return packed uint8 `[*, R, C/2]`, scale e4m3
     `[*, R, C/16]`, global_scale fp32 `[*]`.
 
-    `global_scale` is the value that a reader will multiply by, where that is not fl(amax / 2688).
+    `global_scale` is the value that a reader will multiply by, where that is not fl(amax / 2688),
+    or fl(amax / 1536) by rule four_over_six. `importance [C]` weighs the columns in rule mse.
     Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 16, an
     unknown rule.
     """
     amax_of.check_weight(w, BLOCK)
     _check_rule(rule)
+    if importance is not None and (not rule.startswith("mse") or importance.shape != w.shape[-1:]):
+        raise ValueError("importance is one number for each column, for the rules mse and mse_all")
+    if rule in ("four_over_six", "2d"):
+        return _quantize_in_other_order(w, global_scale, rule)
     if global_scale is None:
         global_scale = global_scale_of(amax_of.matrix(w))
     run = _launch_quantize if use_kernel(w) else _quantize_reference
-    packed, scale = run(w, global_scale)
+    h = None if importance is None else nvfp4_search.column_weights(importance)
+    packed, scale = run(w, global_scale, _radius(rule, h is not None), h)
+    return packed, scale, global_scale
+
+
+def _quantize_in_other_order(
+    w: Tensor, global_scale: Tensor | None, rule: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize as TransformerEngine does, which starts from amax and not from global_scale.
+
+    6 * 256 is 3 * 2^9, and (x / 3) * 3 is x in any binary format: so amax comes back out of a
+    global scale of four_over_six. Out of 2d's it comes within one unit in the last place.
+    """
+    largest = LARGEST_SCALE[rule]
+    if global_scale is None:
+        amax = amax_of.matrix(w)
+        global_scale = nvfp4_te.global_scale_of(amax, largest)
+    else:
+        amax = global_scale * (6.0 * largest)
+    blocks = w.float().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
+    if rule == "four_over_six":
+        packed, scale = nvfp4_te.quantize_four_over_six(blocks, amax, largest)
+    else:
+        packed, scale = nvfp4_te.quantize_blocks(blocks, amax, tall=True)
     return packed, scale, global_scale
 
 
@@ -243,13 +317,14 @@ def dequantize(
 
 
 def _check_rule(rule: str) -> None:
-    if rule != "amax":
-        raise ValueError(f"no rule {rule!r} for these scales; there is amax")
+    if rule not in LARGEST_SCALE:
+        known = ", ".join(LARGEST_SCALE)
+        raise ValueError(f"no rule {rule!r} for these scales; there is {known}")
 
 
 def _shared(amax: Tensor, rule: str) -> Tensor | None:
     _check_rule(rule)
-    return global_scale_of(amax)
+    return nvfp4_te.global_scale_of(amax, LARGEST_SCALE[rule])
 
 
 def _quantize(w: Tensor, shared: Tensor | None, rule: str) -> dict[str, Tensor]:

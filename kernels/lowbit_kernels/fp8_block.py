@@ -1,0 +1,238 @@
+"""FP8 E4M3 with an FP32 scale for a block of 128 x 128, or of 1 x 128: `w ~= data * scale`.
+
+    a = max(amax of the block, 1e-4)
+    scale = fl(a / 448)                                rule amax
+    scale = the least power of two not below that      rule ue8m0, from 2^-126 to 2^127
+    data = e4m3(clamp(fl(w * fl(1 / scale))))          nearest, ties to even
+
+| | data | scale |
+|---|---|---|
+| 128 x 128 | e4m3 `[*, R, C]` | fp32 `[*, ceil(R/128), ceil(C/128)]` |
+| 1 x 128 | e4m3 `[*, R, C]` | fp32 `[*, R, ceil(C/128)]` |
+
+Blocks at the lower and right edge hold what is left. The floor of 1e-4 flushes blocks that lie
+below it. A block that holds a NaN has scale NaN, one that holds an Inf scale Inf (ue8m0: 2^127).
+Source: DeepGEMM `deep_gemm/utils/math.py` `per_block_cast_to_fp8`, `per_token_cast_to_fp8`, whose
+scales DeepSeek's checkpoints call `weight_scale_inv` though they multiply.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lowbit_kernels import amax as amax_of
+from lowbit_kernels import rounding
+from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.ops import Ops
+from lowbit_kernels.rounding import (
+    decode_e4m3,
+    decode_e8m0,
+    encode_e4m3,
+    encode_e8m0,
+    magnitude_bits,
+    narrow,
+    pack_bytes,
+    widen,
+)
+
+BLOCK = 128
+RULES = ("amax", "ue8m0")
+
+
+def scale_of(amax: Tensor, rule: str) -> Tensor:
+    """Return fp32 scales of blocks with largest magnitudes `amax`."""
+    scale = amax.clamp(min=1e-4) / torch.full_like(amax, 448.0)
+    if rule == "ue8m0":
+        code = rounding.e8m0_ceil(scale)
+        scale = rounding.e8m0_value(torch.where(code == 0, 1, code))
+    return scale
+
+
+def _tiles(w: Tensor, high: int) -> Tensor:
+    """Return fp32 `[*, row blocks, high, column blocks, 128]`, the edges filled with zeros."""
+    rows, cols = w.shape[-2:]
+    padded = functional.pad(w.float(), (0, -cols % BLOCK, 0, -rows % high))
+    padded = padded.unflatten(-2, (padded.shape[-2] // high, high))
+    return padded.unflatten(-1, (padded.shape[-1] // BLOCK, BLOCK))
+
+
+def _crop(tiles: Tensor, rows: int, cols: int) -> Tensor:
+    return tiles.flatten(-2).flatten(-3, -2)[..., :rows, :cols].contiguous()
+
+
+def _quantize_reference(w: Tensor, high: int, rule: str) -> tuple[Tensor, Tensor]:
+    tiles = _tiles(w, high)
+    blocks = tiles.transpose(-3, -2).flatten(-2)
+    scale = scale_of(amax_of.rows(blocks), rule)
+    inverse = (torch.ones_like(scale) / scale).unsqueeze(-2).unsqueeze(-1)
+    return _crop(rounding.to_e4m3(tiles * inverse), *w.shape[-2:]), scale
+
+
+def _dequantize_reference(data: Tensor, scale: Tensor, high: int, dtype: torch.dtype) -> Tensor:
+    value = _tiles(data, high) * scale.unsqueeze(-2).unsqueeze(-1)
+    return _crop(value.to(dtype), *data.shape[-2:])
+
+
+@jit
+def _quantize_kernel(
+    w_ptr,  # [matrices, rows, cols] fp32, fp16, or bf16 as int16
+    data_ptr,  # the same in E4M3 as uint8, or as int64 where cols is a multiple of 8
+    scale_ptr,  # [matrices, row blocks, column blocks] fp32
+    rows,
+    cols,
+    down,  # tiles of 128 x 128 in a column
+    across,  # and in a row
+    BF16: tl.constexpr,  # noqa: N803
+    EIGHTS: tl.constexpr,  # noqa: N803
+    PER_ROW: tl.constexpr,  # noqa: N803
+    RULE: tl.constexpr,  # noqa: N803
+):
+    """Quantize 128 x 128 elements, with a scale for all of them or for each row."""
+    tile = tl.program_id(0) // across
+    column = tl.program_id(0) % across
+    matrix = (tile // down).to(tl.int64)
+    row = (tile % down) * 128 + tl.arange(0, 128)
+    col = column * 128 + tl.arange(0, 16)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+    offset = (matrix * rows + row.to(tl.int64)) * cols
+    mask = (row < rows)[:, None, None] & (col < cols)
+    x = widen(tl.load(w_ptr + offset[:, None, None] + col, mask=mask, other=0), BF16)
+
+    top = tl.max(tl.max(magnitude_bits(x), axis=2), axis=1)
+    if not PER_ROW:
+        top = tl.broadcast_to(tl.max(top, axis=0), [128])
+    amax = tl.cast(top, tl.float32, bitcast=True)
+    scale = tl.math.div_rn(tl.where(amax < 1e-4, 1e-4, amax), 448.0)
+    if RULE == "ue8m0":
+        scale = decode_e8m0(tl.maximum(encode_e8m0(scale), 1))
+    if PER_ROW:
+        tl.store(scale_ptr + (matrix * rows + row) * across + column, scale, mask=row < rows)
+    else:
+        # All 128 are the same number.
+        tl.store(scale_ptr + tl.program_id(0) + row * 0, scale)
+
+    codes = encode_e4m3(x * tl.math.div_rn(1.0, scale)[:, None, None])
+    if EIGHTS:
+        eight = column * 16 + tl.arange(0, 16)[None, :]
+        words = pack_bytes(codes, tl.arange(0, 8)[None, None, :], 2)
+        mask = (row < rows)[:, None] & (eight * 8 < cols)
+        tl.store(data_ptr + (offset // 8)[:, None] + eight, words, mask=mask)
+    else:
+        tl.store(data_ptr + offset[:, None, None] + col, codes.to(tl.uint8), mask=mask)
+
+
+@jit
+def _dequantize_kernel(
+    data_ptr,  # [matrices, rows, cols] E4M3 as uint8
+    scale_ptr,  # [matrices, row blocks, column blocks] fp32
+    out_ptr,  # [matrices, rows, cols] fp32, fp16 or bf16
+    rows,
+    cols,
+    down,  # tiles of 32 x 128 in a column
+    across,  # and in a row
+    HIGH: tl.constexpr,  # noqa: N803
+):
+    """Dequantize 32 x 128 elements."""
+    tile = tl.program_id(0) // across
+    column = tl.program_id(0) % across
+    matrix = (tile // down).to(tl.int64)
+    row = (tile % down) * 32 + tl.arange(0, 32)
+    col = column * 128 + tl.arange(0, 128)[None, :]
+    offset = (matrix * rows + row.to(tl.int64))[:, None] * cols + col
+    mask = (row < rows)[:, None] & (col < cols)
+    blocks = (rows + HIGH - 1) // HIGH
+    place = (matrix * blocks + row // HIGH) * across + column
+    scale = tl.load(scale_ptr + place, mask=row < rows, other=0)
+    value = decode_e4m3(tl.load(data_ptr + offset, mask=mask, other=0).to(tl.int32))
+    out = narrow(value * scale[:, None], out_ptr.dtype.element_ty)
+    tl.store(out_ptr + offset, out, mask=mask)
+
+
+def _launch_quantize(w: Tensor, high: int, rule: str) -> tuple[Tensor, Tensor]:
+    lead, (rows, cols) = w.shape[:-2], w.shape[-2:]
+    down, across = -(-rows // 128), -(-cols // BLOCK)
+    data = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
+    shape = (*lead, -(-rows // high), across)
+    scale = torch.empty(shape, dtype=torch.float32, device=w.device)
+    eights = cols % 8 == 0
+    with torch.cuda.device_of(w):
+        _quantize_kernel[(lead.numel() * down * across,)](
+            loadable(w),
+            data.view(-1).view(torch.int64 if eights else torch.uint8),
+            scale,
+            rows,
+            cols,
+            down,
+            across,
+            BF16=w.dtype == torch.bfloat16,
+            EIGHTS=eights,
+            PER_ROW=high == 1,
+            RULE=rule,
+            **{**OPTIONS, "num_warps": 8},
+        )
+    return data, scale
+
+
+def _launch_dequantize(data: Tensor, scale: Tensor, high: int, dtype: torch.dtype) -> Tensor:
+    lead, (rows, cols) = data.shape[:-2], data.shape[-2:]
+    down, across = -(-rows // 32), -(-cols // BLOCK)
+    out = torch.empty(data.shape, dtype=dtype, device=data.device)
+    with torch.cuda.device_of(data):
+        _dequantize_kernel[(lead.numel() * down * across,)](
+            data.contiguous().view(torch.uint8),
+            scale.contiguous(),
+            out,
+            rows,
+            cols,
+            down,
+            across,
+            HIGH=high,
+            **OPTIONS,
+        )
+    return out
+
+
+def quantize(w: Tensor, rule: str = "amax", high: int = BLOCK) -> tuple[Tensor, Tensor]:
+    """Quantize `w [*, R, C]` by blocks of `high` x 128; return data e4m3 and scale fp32.
+
+    Raises ValueError for a dtype or shape that is no weight, an unknown rule, another height than
+    128 or 1.
+    """
+    amax_of.check_weight(w)
+    _check(rule, high)
+    run = _launch_quantize if use_kernel(w) else _quantize_reference
+    return run(w, high, rule)
+
+
+def dequantize(
+    data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16, high: int = BLOCK
+) -> Tensor:
+    """Return `[*, R, C]` in `dtype` of e4m3 `data` and scales for blocks of `high` x 128."""
+    _check("amax", high)
+    run = _launch_dequantize if use_kernel(data) else _dequantize_reference
+    return run(data, scale, high, dtype)
+
+
+def _check(rule: str, high: int) -> None:
+    if rule not in RULES:
+        raise ValueError(f"no rule {rule!r} for these scales; there is {', '.join(RULES)}")
+    if high not in (1, BLOCK):
+        raise ValueError(f"a block is 1 x 128 or 128 x 128, not {high} x 128")
+
+
+def _shared(amax: Tensor, rule: str) -> Tensor | None:
+    _check(rule, BLOCK)
+    return None
+
+
+def _quantize(w: Tensor, shared: Tensor | None, rule: str) -> dict[str, Tensor]:
+    data, scale = quantize(w, rule)
+    return {"data": data, "scale": scale}
+
+
+def _dequantize(parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    return dequantize(parts["data"], parts["scale"], dtype)
+
+
+BLOCK128 = Ops(amax_of.matrix, _shared, _quantize, _dequantize)

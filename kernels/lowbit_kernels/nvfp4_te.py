@@ -1,0 +1,94 @@
+"""NVFP4 in TransformerEngine's order of operations: four over six, 16 x 16 tiles.
+
+With A the matrix's amax, a the block's, E the largest scale (256 for four over six, 448 else):
+
+    encode = min(fl(6 E / A), FLT_MAX)                 A = 0, or this 0: 1
+    base = fl(a * fl(encode * fl(1 / 6)))              four over six: fl(fl(a / 6) * encode)
+    scale = e4m3(min(base, 448))
+    inverse = min(fl(1 / fl(scale * fl(1 / encode))), FLT_MAX)
+    code = e2m1(fl(w * inverse))
+
+Four over six makes a second candidate, scale = e4m3(min(fl(1.5 * base), 448)), with which the
+largest value becomes 4 and not 6; its errors fl(fl(fl(value * scale) * A) / (6 E)) - w are squared,
+summed from left to right, and it is taken where the sum is strictly less. A tile of 16 x 16 takes
+its amax over 16 rows and repeats its scale on each of them, so that readers see blocks of 1 x 16.
+A reader multiplies by global_scale = fl(A / (6 E)). A block that is zero or underflows has scale 0.
+Source: TransformerEngine 2.20 `pytorch/custom_recipes/reference_nvfp4.py`.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lowbit_kernels import rounding
+from lowbit_kernels.formats import E2M1_VALUES
+
+BLOCK = 16
+FLT_MAX = torch.finfo(torch.float32).max
+
+
+def global_scale_of(amax: Tensor, largest: float) -> Tensor:
+    """Return fp32 fl(amax / (6 * largest)) of fp32 `amax`: 1 for 0, never 0."""
+    scale = amax / torch.full_like(amax, 6.0 * largest)
+    scale = torch.where(scale == 0, 2.0**-149, scale)
+    return torch.where(amax == 0, 1.0, scale)
+
+
+def _encode_scale(amax: Tensor, largest: float) -> Tensor:
+    """Return what TransformerEngine multiplies block scales by, with two axes more than `amax`."""
+    encode = (torch.full_like(amax, 6.0 * largest) / amax).clamp(max=FLT_MAX)
+    return torch.where((amax == 0) | (encode == 0), 1.0, encode)[..., None, None]
+
+
+def _codes(x: Tensor, scale: Tensor, encode: Tensor) -> Tensor:
+    """Return E2M1 codes, one each, of blocks `x [..., 16]`."""
+    step = scale.float() * (torch.ones_like(encode) / encode)
+    inverse = (torch.ones_like(step) / step).clamp(max=FLT_MAX).unsqueeze(-1)
+    return rounding.to_e2m1(x * inverse, x < 0)
+
+
+def _squared_error(x: Tensor, codes: Tensor, scale: Tensor, amax: Tensor, largest: float) -> Tensor:
+    values = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=x.device)[codes.int()]
+    whole = amax[..., None, None, None]
+    value = values * scale.float().unsqueeze(-1) * whole
+    d = value / torch.full_like(value, 6.0 * largest) - x
+    squares = d * d
+    total = squares[..., 0]
+    for i in range(1, BLOCK):
+        total = total + squares[..., i]
+    return total
+
+
+def quantize_four_over_six(
+    x: Tensor, amax: Tensor, largest: float = 256.0
+) -> tuple[Tensor, Tensor]:
+    """Return packed codes and E4M3 scales of blocks `x [*, R, C/16, 16]`; `amax [*]`."""
+    encode = _encode_scale(amax, largest)
+    block_amax = x.abs().amax(-1)
+    base = block_amax / torch.full_like(block_amax, 6.0) * encode
+    six = rounding.to_e4m3(base.clamp(max=448.0))
+    four = rounding.to_e4m3((base * 1.5).clamp(max=448.0))
+    codes_six, codes_four = _codes(x, six, encode), _codes(x, four, encode)
+    error_six = _squared_error(x, codes_six, six, amax, largest)
+    error_four = _squared_error(x, codes_four, four, amax, largest)
+    better = error_four < error_six
+    codes = torch.where(better.unsqueeze(-1), codes_four, codes_six)
+    scale = torch.where(better, four.view(torch.uint8), six.view(torch.uint8))
+    return rounding.pack(codes).flatten(-2), scale.view(torch.float8_e4m3fn)
+
+
+def quantize_blocks(x: Tensor, amax: Tensor, tall: bool) -> tuple[Tensor, Tensor]:
+    """Return packed codes and E4M3 scales of blocks `x [*, R, C/16, 16]`; `amax [*]`.
+
+    `tall`: a scale is shared by 16 rows.
+    """
+    encode = _encode_scale(amax, 448.0)
+    block_amax = x.abs().amax(-1)
+    if tall:
+        rows = x.shape[-3]
+        padded = functional.pad(block_amax, (0, 0, 0, -rows % BLOCK))
+        tiles = padded.unflatten(-2, (padded.shape[-2] // BLOCK, BLOCK)).amax(-2)
+        block_amax = tiles.repeat_interleave(BLOCK, dim=-2)[..., :rows, :]
+    sixth = torch.ones_like(encode) / torch.full_like(encode, 6.0)
+    scale = rounding.to_e4m3((block_amax * (encode * sixth)).clamp(max=448.0))
+    return rounding.pack(_codes(x, scale, encode)).flatten(-2), scale
