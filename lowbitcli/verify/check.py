@@ -211,8 +211,7 @@ class _Run:
             if weight.scheme is not None:
                 row, problems = compare.quantized(ours, theirs, self._widening(weight.scheme))
             else:
-                fake = other.scheme is None
-                row, problems = compare.unquantized(ours, theirs, fake=fake)
+                row, problems = compare.unquantized(ours, theirs, fake=self.fake)
         except UnreadableError as error:
             return [Problem("unreadable", weight.name, str(error), weight.file)]
         self.rows[weight.name] = row

@@ -28,7 +28,7 @@ class Problem:
     | index, manifest | the index or the manifest against what is stored |
     | scale | a stored scale is zero, negative, NaN or Inf |
     | shared | weights that are served as one matrix have different scales |
-    | code | codes that stand for NaN |
+    | code | codes that stand for no number |
     | extra, shape, dtype, changed | the output against the source, for tensors left as they were |
     | nonfinite | the source holds NaN or Inf |
     | bound | an element is not in the rounding interval of its code |

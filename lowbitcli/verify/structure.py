@@ -79,7 +79,7 @@ def index(checkpoint: Checkpoint) -> Step:
     if said is None:
         message = f"the index has no {INDEX_KEY}; it would be {total}"
         problems.append(Problem("index", "", message, severity=WARN))
-    elif said != total or isinstance(said, bool):
+    elif said != total:
         message = f"the index says {INDEX_KEY} {safe(repr(said))}, the tensors have {total} bytes"
         problems.append(Problem("index", "", message))
     return Step(what, len(weight_map), tuple(problems))

@@ -15,6 +15,8 @@ from lowbit_kernels import rounding
 from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT4, INT8, Format
 from lowbitcli import api
 from lowbitcli.containers import container
+from lowbitcli.containers.container import Declaration
+from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.pipeline.arithmetic import ops_of
 from lowbitcli.schemes import SCHEMES, scheme
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
@@ -28,6 +30,7 @@ from lowbitcli.verify.bound import (
     is_exact,
     values_of,
 )
+from tests import checkpoints
 from tests.checkpoints import single, weight
 from tests.verify.planted import CONTAINERS, DOWN, poke, told
 
@@ -249,6 +252,29 @@ def test_what_the_arithmetic_writes_is_inside(name, stored, values, exponent, sc
     for widening in (None, FP32_WRITER):
         found = fit(one, w, parts, widening=widening)
         assert (found.outside, found.first) == (0, None)
+
+
+@pytest.mark.parametrize("name", [one.name for one in SCHEMES])
+def test_a_stack_of_matrices_is_looked_at_matrix_by_matrix(tmp_path, name):
+    """Three matrices, each with scales of its own, of more rows than a band has."""
+    one = scheme(name)
+    w = torch.stack([weight(300, 64, 10.0**n, seed=n) for n in range(3)])
+    ops = ops_of(one)
+    parts = ops.quantize(w, ops.shared(ops.measure(w), "amax"), "amax")
+    bound = LOWBIT.bindings[name]
+    said = LOWBIT.declare([Declaration("m.weight", one, tuple(w.shape), "BF16")], None)
+    stored = {f"m{bound[part].suffix}": tensor for part, tensor in parts.items()}
+    output, source = tmp_path / "out.safetensors", tmp_path / "source.safetensors"
+    checkpoints.write(output, stored, said.metadata)
+    checkpoints.write(source, {"m.weight": w})
+    assert told(api.verify(output, against=source, device="cpu")) == []
+    row_bytes = 64 // one.element.per_byte
+    poke(output, "m.weight", (2 * 300 + 287) * row_bytes + 5, lambda byte: byte ^ 0x01)
+    found = api.verify(output, against=source, device="cpu")
+    assert told(found) == [("fail", "bound", "m.weight")]
+    (row,) = found.weights
+    assert row.figures is not None
+    assert row.figures.first_outside == (2, 287, 5 * one.element.per_byte)
 
 
 def test_one_flipped_code_among_sixteen_million(tmp_path):

@@ -149,6 +149,15 @@ def test_a_fake_output_is_measured_and_not_called_changed(planted, tmp_path):
         assert row.figures.sqnr_db == pytest.approx(outcome.errors[row.name].sqnr_db, abs=0.1)
 
 
+def test_a_fake_output_of_a_quantized_source_is_measured_too(planted, tmp_path):
+    made = planted.made("fp8_channel", "lowbit")
+    request = api.Request(scheme="nvfp4", fake=True)
+    api.quantize(made, tmp_path / "out", request, device="cpu")
+    found = api.verify(tmp_path / "out", against=made, device="cpu")
+    assert found.failures == ()
+    assert [row.how for row in found.weights] == ["fake"] * 7
+
+
 def test_what_decodes_to_infinity_is_told(tmp_path):
     """The largest bf16 number rounds up to 2^128 in MXFP8: fp32 has no such number."""
     w = torch.full((32, 32), torch.finfo(torch.bfloat16).max, dtype=torch.bfloat16)
