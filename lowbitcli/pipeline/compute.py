@@ -43,7 +43,7 @@ def compute(job: Job, checkpoint: Checkpoint, device: torch.device) -> list[Comp
             return [_recode(weight, checkpoint, device)]
         if weight.target is None:
             return [_dequantize(weight, checkpoint, device)]
-    values = [_value(weight, checkpoint, device) for weight in job.weights]
+    values = [value_of(weight, checkpoint, device) for weight in job.weights]
     amax = [_measure(weight, w) for weight, w in zip(job.weights, values, strict=True)]
     whole = torch.stack(amax).amax(0)
     return [
@@ -52,7 +52,7 @@ def compute(job: Job, checkpoint: Checkpoint, device: torch.device) -> list[Comp
     ]
 
 
-def _value(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> Tensor:
+def value_of(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> Tensor:
     """Return a weight's numbers: as stored, or dequantized to fp32 where it is quantized."""
     parts = {name: load(checkpoint, part, device) for name, part in weight.reads.items()}
     if weight.source is None:
@@ -130,7 +130,7 @@ def _recode(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> Com
 
 
 def _dequantize(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> Computed:
-    value = _value(weight, checkpoint, device)
+    value = value_of(weight, checkpoint, device)
     if not bool(torch.isfinite(value).all()):
         raise non_finite(weight.name, value)
     return Computed(weight, {DATA: _cast(weight, value)})

@@ -15,10 +15,9 @@ from lowbitcli.checkpoint import manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
 from lowbitcli.errors import DeviceError
-from lowbitcli.pipeline.compute import Computed, compute, non_finite
-from lowbitcli.pipeline.read import bytes_of, tensor_of
+from lowbitcli.pipeline.compute import Computed, compute, non_finite, value_of
+from lowbitcli.pipeline.read import bytes_of
 from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
-from lowbitcli.tensors import DATA, FLOATING
 
 COPY_BYTES = 16 << 20  # what is read at once of a tensor that is only copied
 
@@ -100,20 +99,18 @@ def _run_job(
 def find_non_finite(
     plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None
 ) -> dict[str, str]:
-    """Return name -> what is wrong, of every planned weight that holds NaN or Inf.
+    """Return name -> what is wrong, of every weight to be quantized that holds NaN or Inf.
 
-    This reads all weights that the plan quantizes, once, before anything is written.
+    This reads all weights that the plan rounds, once, before anything is written.
     """
     found = {}
-    done, total = 0, sum(weight.bytes_in for weight in plan.quantized)
-    for weight in plan.quantized:
+    rounded = [weight for weight in plan.quantized if not weight.recodes]
+    done, total = 0, sum(weight.bytes_in for weight in rounded)
+    for weight in rounded:
         if progress is not None:
             progress(done, total, weight.name)
         done += weight.bytes_in
-        part = weight.reads[DATA]
-        if part.spec.dtype not in FLOATING:
-            continue
-        w = tensor_of(checkpoint.read(part.spec.name), part.spec)
+        w = value_of(weight, checkpoint, torch.device("cpu"))
         if not bool(torch.isfinite(w).all()):
             found[weight.name] = non_finite(weight.name, w).message
     return found

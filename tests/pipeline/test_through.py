@@ -168,6 +168,14 @@ def test_a_scale_that_is_nan_is_found(tmp_path, container, run):
         run(done.output, tmp_path / "back", device="cpu", **options)
     assert DOWN in caught.value.message
     assert not (tmp_path / "back").exists()
+    if run is dequantize:
+        return
+    request = Request(scheme="fp8", container=container, nonfinite="keep")
+    kept = quantize(done.output, tmp_path / "kept", request, device="cpu")
+    assert kept.plan.weights[0].kept == "it holds NaN or Inf; it stays nvfp4"
+    assert list(kept.non_finite) == [DOWN]
+    found = checkpoints.read(kept.output)
+    assert all(checkpoints.same(found[name], tensors[name]) for name in tensors)
 
 
 ODD = {
