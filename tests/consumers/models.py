@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lowbitcli.tensors import DATA
 from safetensors.torch import load_file
+
+from lowbitcli.tensors import DATA
 
 SCHEMES = ("fp8_tensor", "fp8_channel", "mxfp8", "nvfp4")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lowbitcli import api
 from safetensors.torch import save_file
 
+from lowbitcli import api
 from tests import seeded
 from tests.consumers.models import SCHEMES, quantized_names, stored
 

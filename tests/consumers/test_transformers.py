@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from lowbitcli import api
 
+from lowbitcli import api
 from tests.consumers.models import SCHEMES, minilm, tiny_llama
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from compressed_tensors.quantization import disable_quantization
+from compressed_tensors.quantization import disable_quantization  # noqa: E402
 
 MODELS = ("minilm", "llama-tied", "llama-untied")
 AS_IT_IS = {
