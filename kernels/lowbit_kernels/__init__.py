@@ -12,6 +12,11 @@ CPU and GPU.
 | `mx` | MXFP8, MXFP4 |
 | `integer` | INT8 per channel |
 | `nvfp4` | NVFP4 |
+| `nvfp4_search` | the search for NVFP4 scales of least error |
+| `nvfp4_te` | NVFP4 in TransformerEngine's order: four over six, 16x16 tiles |
+| `hadamard` | rotation of 16 columns and back |
+| `layout` | swizzled scales, nibble order |
+| `error` | how far quantized values lie from the weight |
 
 Importing the package imports neither torch nor triton: ask for the module that you need.
 """
@@ -19,7 +24,22 @@ Importing the package imports neither torch nor triton: ask for the module that 
 import importlib
 from types import ModuleType
 
-MODULES = ("amax", "formats", "fp8", "fp8_block", "integer", "mx", "nvfp4", "ops", "rounding")
+MODULES = (
+    "amax",
+    "error",
+    "formats",
+    "fp8",
+    "fp8_block",
+    "hadamard",
+    "integer",
+    "layout",
+    "mx",
+    "nvfp4",
+    "nvfp4_search",
+    "nvfp4_te",
+    "ops",
+    "rounding",
+)
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -169,7 +169,7 @@ def _launch_quantize(w: Tensor, high: int, rule: str) -> tuple[Tensor, Tensor]:
             EIGHTS=eights,
             PER_ROW=high == 1,
             RULE=rule,
-            **{**OPTIONS, "num_warps": 8},
+            **{**OPTIONS, "num_warps": 16},
         )
     return data, scale
 

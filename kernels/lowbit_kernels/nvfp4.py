@@ -291,8 +291,9 @@ def _quantize_in_other_order(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize as TransformerEngine does, which starts from amax and not from global_scale.
 
-    6 * 256 is 3 * 2^9, and (x / 3) * 3 is x in any binary format: so amax comes back out of a
-    global scale of four_over_six. Out of 2d's it comes within one unit in the last place.
+    Given a global scale, amax is taken back out of it: exactly for bf16 and fp16 weights by rule
+    four_over_six, since (x / 3) * 3 is x where x has a bit to spare; else to one unit in the last
+    place, which changes a scale only on a tie.
     """
     largest = LARGEST_SCALE[rule]
     if global_scale is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lowbit_kernels import amax, fp8, mx, nvfp4
+from lowbit_kernels import amax, fp8, fp8_block, integer, mx, nvfp4
 from lowbit_kernels.formats import E2M1, E4M3, E5M2
 from lowbit_kernels.jit import references, use_kernel
 from tests.kernels.samples import DTYPES, difference, weights
@@ -118,7 +118,56 @@ def nvfp4_dequantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Cal
         yield f"{g}", lambda g=given: nvfp4.dequantize(packed, scale.reshape(1, -1), g, dtype)
 
 
+def nvfp4_search(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    h = torch.linspace(0, 3, 96, device=device) ** 4
+    for name, w in _matrices(device, dtype):
+        few = ("wide", "subnormal", "sparse", "nan") if dtype == torch.bfloat16 else ("wide",)
+        if name in few:
+            yield f"mse {name}", lambda w=w: nvfp4.quantize(w, None, "mse")
+    if dtype == torch.bfloat16:
+        w = weights(dtype, 3)["wide"].to(device)
+        yield "weighted", lambda: nvfp4.quantize(w, None, "mse", h)
+        yield "all", lambda: nvfp4.quantize(w, None, "mse_all")
+    if device == "cuda":
+        for name, w in _matrices(device, dtype):
+            yield f"all {name}", lambda w=w: nvfp4.quantize(w, None, "mse_all")
+
+
+def fp8_block_both(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    few = ("wide", "gauss") if dtype != torch.bfloat16 else weights(dtype)
+    samples = {name: weights(dtype, 6, 96)[name].to(device) for name in few}
+    samples["large"] = weights(dtype, 140, 264)["wide"].to(device)
+    samples["ragged"] = weights(dtype, 131, 133)["wide"].to(device)
+    samples["stack"] = torch.stack([samples["wide"], samples["gauss"]])
+    for name, w in samples.items():
+        for rule in fp8_block.RULES:
+            for high in (1, 128):
+                yield (
+                    f"{name} {rule} {high}",
+                    lambda w=w, r=rule, h=high: fp8_block.quantize(w, r, h),
+                )
+    for name in ("large", "ragged", "stack"):
+        for high in (1, 128):
+            with references():
+                data, scale = fp8_block.quantize(samples[name], "amax", high)
+            yield (
+                f"back {name} {high}",
+                lambda d=data, s=scale, h=high: fp8_block.dequantize(d, s, dtype, h),
+            )
+
+
+def integer_both(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    for name, w in _matrices(device, dtype):
+        yield name, lambda w=w: integer.quantize_channel(w)
+    data = torch.arange(-128, 128, dtype=torch.int8, device=device).reshape(2, 128)
+    scale = torch.tensor([[0.3], [1e-40]], device=device)
+    yield "back", lambda: integer.dequantize_channel(data, scale, dtype)
+
+
 FAMILIES = (
+    nvfp4_search,
+    fp8_block_both,
+    integer_both,
     amax_matrix,
     fp8_tensor,
     fp8_channel,

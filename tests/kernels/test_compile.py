@@ -30,8 +30,16 @@ def _variants():
         constants = {"BF16": bf16, "TILE": 4096, "LOOPS": 4}
         yield "amax", "_matrix_kernel", w | {"out_ptr": "*i32"} | flat, constants
         nv = {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
-        count = {"blocks": "i32", "programs": "i32"}
-        yield "nvfp4", "_quantize_kernel", w | nv | count, {"BF16": bf16, "TILE": 128}
+        count = {"h_ptr": "*fp32", "blocks": "i32", "programs": "i32", "across": "i32"}
+        for weighted, radius, tries in (
+            (False, 0, 0),
+            (False, 6, 13),
+            (True, 12, 25),
+            (False, 0, 126),
+        ):
+            constants = {"BF16": bf16, "WEIGHTED": weighted, "RADIUS": radius, "COUNT": tries}
+            if tries == 0 or name == "bf16":
+                yield "nvfp4", "_quantize_kernel", w | nv | count, constants | {"TILE": 128}
         out = {"out_ptr": f"*{name}"}
         count = {"halves": "i32", "programs": "i32"}
         yield (
@@ -47,6 +55,22 @@ def _variants():
             yield "fp8", "_row_kernel", w | data | {"cols": "i32"}, constants
             types = {"data_ptr": "*u8", "scale_ptr": "*fp32"} | out | flat
             yield "fp8", "_dequantize_kernel", types, {"EIGHTS": eights, "TILE": 128}
+        sides = {"rows": "i32", "cols": "i32", "down": "i32", "across": "i32"}
+        constants = {"BF16": bf16, "EIGHTS": True, "PER_ROW": name == "fp16", "RULE": "amax"}
+        data = {"data_ptr": "*i64", "scale_ptr": "*fp32"}
+        yield "fp8_block", "_quantize_kernel", w | data | sides, constants
+        if name == "bf16":
+            for rule, row in (("amax", True), ("ue8m0", False)):
+                changed = constants | {"RULE": rule, "PER_ROW": row}
+                yield "fp8_block", "_quantize_kernel", w | data | sides, changed
+            types = w | {"data_ptr": "*u8", "scale_ptr": "*fp32"} | sides
+            yield "fp8_block", "_quantize_kernel", types, constants | {"EIGHTS": False}
+        types = {"data_ptr": "*u8", "scale_ptr": "*fp32"} | out | sides
+        yield "fp8_block", "_dequantize_kernel", types, {"HIGH": 1 if name == "fp16" else 128}
+        types = w | {"data_ptr": "*i8", "scale_ptr": "*fp32", "cols": "i32"}
+        yield "integer", "_row_kernel", types, {"BF16": bf16, "TILE": 1024}
+        types = {"data_ptr": "*i8", "scale_ptr": "*fp32"} | out | {"cols": "i32", "programs": "i32"}
+        yield "integer", "_dequantize_kernel", types, {"TILE": 1024}
         for element in ("E4M3", "E5M2", "E2M1"):
             word = "*i32" if element == "E2M1" else "*i64"
             data = {"data_ptr": word, "scale_ptr": "*u8"}
@@ -87,7 +111,10 @@ def _compile_all(arch: int) -> list[dict]:
         compiled = triton.compile(
             source,
             target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": 4, "enable_fp_fusion": False},
+            options={
+                "num_warps": 16 if module == "fp8_block" and "RULE" in constants else 4,
+                "enable_fp_fusion": False,
+            },
         )
         rows.append(
             {
