@@ -112,7 +112,7 @@ class _Run:
             structure.any_quantized(self.ours),
             structure.index(self.target),
             structure.manifest(self.target, self.manifest),
-            structure.coverage(self.ours, self.theirs, as_written=not self.fake),
+            structure.coverage(self.ours, self.theirs),
         ]
         self.steps += [
             scales.shared(self.target, self.ours),

@@ -132,11 +132,8 @@ def _hashed(checkpoint: Checkpoint, said: Manifest) -> Iterator[str]:
             yield name
 
 
-def coverage(target: Source, source: Source | None, *, as_written: bool) -> Step:
-    """Is every tensor of the source in the output, with its shape, and nothing else?
-
-    `as_written` is whether tensors that are not quantized must keep their dtype.
-    """
+def coverage(target: Source, source: Source | None) -> Step:
+    """Is every tensor of the source in the output, with its shape and dtype, and nothing else?"""
     what = "every tensor of the source is in the output, and nothing else"
     if source is None:
         return Step(what, skipped="no source was named")
@@ -151,7 +148,7 @@ def coverage(target: Source, source: Source | None, *, as_written: bool) -> Step
         elif other.shape != weight.shape:
             message = f"{list(weight.shape)} in the source, {list(other.shape)} in the output"
             problems.append(Problem("shape", name, message, other.file))
-        elif _dtype_differs(weight, other, as_written):
+        elif _dtype_differs(weight, other):
             message = f"{weight.dtype} in the source, {other.dtype} in the output"
             problems.append(Problem("dtype", name, message, other.file))
     problems += [
@@ -162,12 +159,12 @@ def coverage(target: Source, source: Source | None, *, as_written: bool) -> Step
     return Step(what, len(source.weights), tuple(problems))
 
 
-def _dtype_differs(weight: SourceWeight, other: SourceWeight, as_written: bool) -> bool:
+def _dtype_differs(weight: SourceWeight, other: SourceWeight) -> bool:
     if other.scheme is not None:
         return False
     if weight.scheme is not None:  # dequantized, to a dtype of the user's choice
         return other.dtype not in FLOATING
-    return as_written and weight.dtype != other.dtype
+    return weight.dtype != other.dtype
 
 
 def _module(name: str) -> str:

@@ -157,6 +157,8 @@ def test_scales_of_blocks_of_rows_begin_where_the_rows_begin():
     parts = {DATA: codes.view(torch.float8_e4m3fn), SCALE: scale}
     assert fit(blocks, step, parts, first_row=2).outside == 0
     assert fit(blocks, step, parts, first_row=0).outside == 40
+    below = {DATA: parts[DATA][3:], SCALE: scale[1:]}  # scales are those of the rows given
+    assert fit(blocks, step[3:], below, first_row=5).outside == 0
     wrong = step.clone()
     wrong[3, 17] *= 1.5
     assert fit(blocks, wrong, parts, first_row=2)[:2] == (1, (3, 17))

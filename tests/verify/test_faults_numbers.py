@@ -160,6 +160,23 @@ def test_a_nan_code(planted, byte):
     assert ("fail", "bound", DOWN + "weight") in with_source
 
 
+@pytest.mark.parametrize(
+    ("scheme", "part", "byte", "kind", "place"),
+    [("nvfp4", "weight_scale", 0, "scale", 128), ("fp8_channel", "weight", 0x7F, "code", 2048)],
+)
+def test_places_count_from_the_first_row_of_all(tmp_path, scheme, part, byte, kind, place):
+    """Row 700 of a weight that is read 512 rows at a time."""
+    source = checkpoints.single(tmp_path / "source", {DOWN + "weight": weight(720, 2048)})
+    output = tmp_path / "out"
+    request = api.Request(scheme=scheme, container="lowbit")
+    api.quantize(source, output, request, device="cpu")
+    (output / "lowbit.json").unlink()
+    poke(output, DOWN + part, 700 * place + 3, lambda _: byte)
+    found = api.verify(output, device="cpu")
+    assert told(found) == [("fail", kind, DOWN + part)]
+    assert message(found, kind).endswith("first at [700, 3]")
+
+
 @pytest.mark.parametrize("scheme", ["fp8_channel", "mxfp8", "nvfp4"])
 def test_swapped_scales(planted, scheme):
     output = planted.copy(scheme, "lowbit")

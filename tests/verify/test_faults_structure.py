@@ -10,6 +10,7 @@ import torch
 
 from lowbitcli import api
 from lowbitcli.errors import CheckpointError
+from lowbitcli.verify import compare
 from tests import checkpoints
 from tests.checkpoints import LAYER, weight
 from tests.verify.planted import (
@@ -26,7 +27,9 @@ from tests.verify.planted import (
 Q, K = LAYER + "self_attn.q_proj.", LAYER + "self_attn.k_proj."
 
 
-def test_a_changed_byte_of_an_untouched_tensor(planted):
+@pytest.mark.parametrize("piece", [compare.COPY_BYTES, 700])
+def test_a_changed_byte_of_an_untouched_tensor(planted, monkeypatch, piece):
+    monkeypatch.setattr(compare, "COPY_BYTES", piece)
     output = planted.copy("nvfp4", "lowbit")
     poke(output, EMBED, 1001, lambda byte: byte ^ 0x40)
     found = planted.verify(output)
