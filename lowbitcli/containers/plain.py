@@ -25,6 +25,9 @@ QUANTIZED_SUFFIXES = (
     ".weight_scale_2",
     ".weight_global_scale",
     ".comfy_quant",
+    ".scale_weight",  # ComfyUI's older files
+    "._weight_qdata",  # torchao
+    ".qweight",  # GPTQ, AWQ and others
 )
 
 
