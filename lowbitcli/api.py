@@ -17,9 +17,8 @@ from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.run import Progress, Result, find_non_finite, run
 from lowbitcli.plan.inspection import Inspection, inspect
-from lowbitcli.plan.nouns import Plan
+from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.plan.prepare import (
-    PathLike,
     Request,
     dequantization,
     plan_quantize,

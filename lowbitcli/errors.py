@@ -32,9 +32,10 @@ class LowbitError(Exception):
         self.hint = hint
 
     def about(self, subject: str) -> "LowbitError":
-        """Return the same error with the name of what it is about in front of its message."""
-        error = type(self)(f"{subject}: {self.message}", hint=self.hint)
-        return error.with_traceback(self.__traceback__)
+        """Put the name of what it is about in front of the message, and return the error."""
+        self.message = f"{subject}: {self.message}"
+        self.args = (self.message,)
+        return self
 
 
 class UsageError(LowbitError):

@@ -1,11 +1,13 @@
-"""A checkpoint that is the same on every machine: made from integers, with no library's floating-point
-random numbers.
+"""A checkpoint that is the same on every machine: made from integers, with no library's floating-
+point random numbers.
 
     python -m tests.seeded OUT [SEED]      write it
-    python -m tests.seeded --digests       print scheme, device and digest of what quantizing it gives
+    python -m tests.seeded --digests       print scheme, device and digest of what quantizing it
+    gives
 
-Values are sums of four uniform integers, scaled by powers of two, so that every one of them is exact
-in fp32 before it is rounded to bf16 or fp16; a few blocks are zero, tiny, huge or lie on ties.
+Values are sums of four uniform integers, scaled by powers of two, so that every one of them is
+exact in fp32 before it is rounded to bf16 or fp16; a few blocks are zero, tiny, huge or lie on
+ties.
 """
 
 import json
@@ -15,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
+
 from lowbitcli import api
 from lowbitcli.checkpoint import manifest
 from lowbitcli.checkpoint.reader import Checkpoint
-from safetensors.torch import save_file
 
 SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
 

@@ -1,4 +1,5 @@
-"""The same source gives the same bytes on every machine and device: digests are kept beside the tests."""
+"""The same source gives the same bytes on every machine and device: digests are kept beside the
+tests."""
 
 import json
 from pathlib import Path

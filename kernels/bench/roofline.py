@@ -85,7 +85,8 @@ def milliseconds(calls: Sequence[Callable[[], object]]) -> float:
 def copy_bandwidth() -> float:
     """Return GB/s of a device-to-device copy of 4 GiB, bytes read and written.
 
-    Timed outside a graph: there a copy becomes a node that the copy engines do, at two thirds of it.
+    Timed outside a graph: there a copy becomes a node that the copy engines do, at two thirds of
+    it.
     """
     source = torch.empty(1 << 30, dtype=torch.int32, device="cuda").random_()
     target = torch.empty_like(source)

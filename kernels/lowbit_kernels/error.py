@@ -10,7 +10,7 @@ figure does not depend on how a weight was cut into slices.
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 BAND = 128
 
 
-class Sums(NamedTuple):
+@dataclass(frozen=True)
+class Sums:
     """Sums over `count` elements; `largest` is the largest |v - w|."""
 
     count: int = 0
@@ -27,6 +28,11 @@ class Sums(NamedTuple):
     value: float = 0.0
     product: float = 0.0
     largest: float = 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether both sides were finite, and their squares too."""
+        return math.isfinite(self.error) and math.isfinite(self.signal)
 
     def plus(self, other: "Sums") -> "Sums":
         """Return the sums over both."""

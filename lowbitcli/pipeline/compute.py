@@ -94,6 +94,11 @@ def _quantize(weight: Weight, w: Tensor, amax: Tensor) -> Computed:
         raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
     value = ops.dequantize(parts, torch.float32)
     error = sums(w, value)
+    if not error.is_finite:
+        raise UnsupportedError(
+            f"{safe(weight.name)} has values that {scheme.name} rounds up beyond the range of fp32",
+            hint="keep this weight: no reader could decode it",
+        )
     if weight.fake:
         return Computed(weight, {DATA: _cast(weight, value)}, error)
     return Computed(weight, _encode(weight, parts), error)

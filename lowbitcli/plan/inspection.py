@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.container import Finding
-from lowbitcli.plan.prepare import PathLike
+from lowbitcli.plan.nouns import PathLike
 from lowbitcli.plan.source import SourceWeight, examine
 
 

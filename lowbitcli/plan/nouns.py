@@ -1,6 +1,7 @@
 """The nouns of a plan: every read and every write of a run, known before a byte of weight is
 read."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,8 @@ from lowbitcli.checkpoint.header import Entry
 from lowbitcli.containers.container import Stored
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import Shape, TensorSpec
+
+PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

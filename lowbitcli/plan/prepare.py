@@ -16,15 +16,13 @@ from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.build import build, build_dequantize
 from lowbitcli.plan.choose import Conditions
-from lowbitcli.plan.nouns import Plan
+from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.recipe import Recipe
 from lowbitcli.tensors import safe
 
 DEFAULT_SCHEME = "nvfp4"
 DTYPE_NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "bfloat16": "BF16"}
 DTYPE_NAMES |= {"float16": "F16", "float32": "F32"}
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

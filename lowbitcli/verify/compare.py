@@ -129,7 +129,7 @@ def _figures(
     clipped: int,
     underflow: int,
 ) -> Figures:
-    if not all(map(math.isfinite, total)):
+    if not total.is_finite:
         return Figures(math.nan, math.nan, math.nan, math.nan, outside, first, clipped, underflow)
     return Figures(
         total.largest,

@@ -4,11 +4,12 @@ looked at."""
 import pytest
 import torch
 
+from lowbit_kernels import mx
 from lowbitcli import api
 from lowbitcli.verify import Verification
 from tests import checkpoints
 from tests.checkpoints import LAYER, sharded, single, weight
-from tests.verify.planted import CONTAINERS, DOWN, EMBED, NORM, SCHEMES, told
+from tests.verify.planted import CONTAINERS, DOWN, EMBED, NORM, SCHEMES, change, told
 
 
 def check(found: Verification, what: str):
@@ -159,10 +160,21 @@ def test_a_fake_output_of_a_quantized_source_is_measured_too(planted, tmp_path):
 
 
 def test_what_decodes_to_infinity_is_told(tmp_path):
-    """The largest bf16 number rounds up to 2^128 in MXFP8: fp32 has no such number."""
+    """The largest bf16 number rounds up to 2^128 in MXFP8: fp32 has no such number. We refuse to
+    write it; other writers do."""
     w = torch.full((32, 32), torch.finfo(torch.bfloat16).max, dtype=torch.bfloat16)
     source = single(tmp_path / "source", {DOWN + "weight": w})
-    api.quantize(source, tmp_path / "out", api.Request(scheme="mxfp8"), device="cpu")
+    safe = single(tmp_path / "safe", {DOWN + "weight": w / 2})
+    api.quantize(safe, tmp_path / "out", api.Request(scheme="mxfp8"), device="cpu")
+
+    def make_larger(tensors):
+        data, scale = (tensors[DOWN + name] for name in ("weight", "weight_scale"))
+        parts = mx.quantize_mxfp8(w)
+        data.copy_(parts[0])
+        scale.copy_(parts[1])
+
+    change(tmp_path / "out", make_larger)
+    (tmp_path / "out" / "lowbit.json").unlink()
     found = api.verify(tmp_path / "out", against=source, device="cpu")
     assert told(found) == [("fail", "code", DOWN + "weight")]
     assert found.problems[0].message == "it stands for values that are NaN or Inf"
