@@ -51,6 +51,18 @@ def test_mse_is_the_least_within_its_window(name, weighted):
         assert (best != first).any()
 
 
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_window_reaches_as_far_as_it_says_and_no_farther(side):
+    w = finite(torch.float32)["gauss"]
+    _, scale, g = nvfp4.quantize(w, None, "mse")
+    best = scale.view(torch.uint8).reshape(-1).int()
+    blocks, amax = w.reshape(-1, 16), w.reshape(-1, 16).abs().amax(-1)
+    for distance, reached in ((6, True), (7, False)):
+        first = (best - side * distance).to(torch.uint8)
+        found = nvfp4_search.best_codes_of(blocks, amax, first, g, 6, None).int()
+        assert torch.equal(found[7:8], best[7:8]) == reached
+
+
 def test_all_is_at_least_as_good_as_a_window():
     w = finite(torch.float32, 32)["wide"]
     error = {}
