@@ -119,15 +119,16 @@ def nvfp4_dequantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Cal
 
 
 def nvfp4_search(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    h = torch.linspace(0, 3, 96, device=device) ** 4
+    # Made on the CPU: what linspace and powers give is the device's own.
+    h = (torch.linspace(0, 3, 96) ** 4).to(device)
     for name, w in _matrices(device, dtype):
         few = ("wide", "subnormal", "sparse", "nan") if dtype == torch.bfloat16 else ("wide",)
         if name in few:
             yield f"mse {name}", lambda w=w: nvfp4.quantize(w, None, "mse")
     if dtype == torch.bfloat16:
         w = weights(dtype, 3)["wide"].to(device)
-        yield "weighted", lambda: nvfp4.quantize(w, None, "mse", h)
-        yield "all", lambda: nvfp4.quantize(w, None, "mse_all")
+        yield "weighted", lambda w=w: nvfp4.quantize(w, None, "mse", h)
+        yield "all", lambda w=w: nvfp4.quantize(w, None, "mse_all")
     if device == "cuda":
         for name, w in _matrices(device, dtype):
             yield f"all {name}", lambda w=w: nvfp4.quantize(w, None, "mse_all")
