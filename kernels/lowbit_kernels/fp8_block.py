@@ -93,11 +93,14 @@ def _quantize_kernel(
     tile = tl.program_id(0) // across
     column = tl.program_id(0) % across
     matrix = (tile // down).to(tl.int64)
-    row = (tile % down) * 128 + tl.arange(0, 128)
+    top_row = (tile % down) * 128
+    row = top_row + tl.arange(0, 128)
     col = column * 128 + tl.arange(0, 16)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    offset = (matrix * rows + row.to(tl.int64)) * cols
+    # One 64-bit place for the tile, 32-bit places within it.
+    base = (matrix * rows + top_row) * cols
+    offset = tl.arange(0, 128)[:, None, None] * cols + col
     mask = (row < rows)[:, None, None] & (col < cols)
-    x = widen(tl.load(w_ptr + offset[:, None, None] + col, mask=mask, other=0), BF16)
+    x = widen(tl.load(w_ptr + base + offset, mask=mask, other=0), BF16)
 
     top = tl.max(tl.max(magnitude_bits(x), axis=2), axis=1)
     if not PER_ROW:
@@ -117,9 +120,10 @@ def _quantize_kernel(
         eight = column * 16 + tl.arange(0, 16)[None, :]
         words = pack_bytes(codes, tl.arange(0, 8)[None, None, :], 2)
         mask = (row < rows)[:, None] & (eight * 8 < cols)
-        tl.store(data_ptr + (offset // 8)[:, None] + eight, words, mask=mask)
+        place = tl.arange(0, 128)[:, None] * (cols // 8) + eight
+        tl.store(data_ptr + base // 8 + place, words, mask=mask)
     else:
-        tl.store(data_ptr + offset[:, None, None] + col, codes.to(tl.uint8), mask=mask)
+        tl.store(data_ptr + base + offset, codes.to(tl.uint8), mask=mask)
 
 
 @jit
