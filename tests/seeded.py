@@ -23,7 +23,26 @@ from lowbitcli import api
 from lowbitcli.checkpoint import manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 
-SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
+# scheme, and after a colon the rule by which scales are chosen, where it is not the default
+SCHEMES = (
+    "fp8",
+    "fp8-dynamic",
+    "fp8-block",
+    "fp8-block:ue8m0",
+    "mxfp8",
+    "mxfp8:floor",
+    "mxfp4",
+    "mxfp4:floor",
+    "mxfp4:even",
+    "mxfp4:ceil",
+    "mxfp4:mse",
+    "nvfp4",
+    "nvfp4:mse",
+    "nvfp4:mse_all",
+    "nvfp4:four_over_six",
+    "nvfp4:2d",
+    "int8",
+)
 
 
 def weight(generator: np.random.Generator, rows: int, cols: int, exponent: int) -> torch.Tensor:
@@ -69,7 +88,13 @@ def write(folder: Path, seed: int = 7) -> None:
 
 def digests(source: Path, scheme: str, device: str, output: Path) -> dict[str, str]:
     """Quantize `source` and return file -> sha256 over its tensors, as the manifest gives it."""
-    api.quantize(source, output, api.Request(scheme=scheme), device=device)
+    request = api.Request(scheme=scheme)
+    name, _, rule = scheme.partition(":")
+    if rule:
+        recipe = output.with_suffix(".yaml")
+        recipe.write_text(f'rules: [{{match: "*", scheme: {name}, scale: {rule}}}]\n')
+        request = api.Request(recipe=recipe)
+    api.quantize(source, output, request, device=device)
     with Checkpoint.open(output) as checkpoint:
         proof = manifest.of(checkpoint)
         if proof is None:

@@ -9,6 +9,9 @@ from lowbitcli.recipe import Matcher, Recipe, for_scheme, load, names, schema
 SHIPPED = {
     "fp8": ("fp8_tensor", "dynamic"),
     "fp8-dynamic": ("fp8_channel", "dynamic"),
+    "fp8-block": ("fp8_block128", "dynamic"),
+    "int8": ("int8_channel", "dynamic"),
+    "mxfp4": ("mxfp4", "none"),
     "mxfp8": ("mxfp8", "dynamic"),
     "nvfp4": ("nvfp4", "none"),
 }
@@ -301,6 +304,10 @@ def test_shipped_recipes_say_what_their_names_say():
         ("fp8_tensor", "fp8"),
         ("FP8_DYNAMIC", "fp8-dynamic"),
         ("fp8_channel", "fp8-dynamic"),
+        ("FP8_BLOCK", "fp8-block"),
+        ("fp8_block128", "fp8-block"),
+        ("INT8", "int8"),
+        ("mxfp4", "mxfp4"),
         ("MXFP8", "mxfp8"),
     ],
 )

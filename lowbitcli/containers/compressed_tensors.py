@@ -5,7 +5,10 @@ compressed-tensors`.
 |---|---|---|---|
 | fp8_tensor | `.weight` F8_E4M3 | `.weight_scale` F32 [1] | |
 | fp8_channel | `.weight` F8_E4M3 | `.weight_scale` F32 [o, 1] | |
+| fp8_block128 | `.weight` F8_E4M3 | `.weight_scale` F32 [o/128, i/128] rounded up | |
+| int8_channel | `.weight` I8 | `.weight_scale` F32 [o, 1] | |
 | mxfp8 | `.weight` F8_E4M3 | `.weight_scale` U8 [o, i/32] | |
+| mxfp4 | `.weight_packed` U8 [o, i/2] | `.weight_scale` U8 [o, i/32] | |
 | nvfp4 | `.weight_packed` U8 [o, i/2] | `.weight_scale` F8_E4M3 [o, i/16] | stored |
 
 The global scale is `.weight_global_scale`, F32 [1] and holds the reciprocal: readers divide by it.
@@ -40,6 +43,18 @@ BINDINGS: dict[str, dict[str, Stored]] = {
     "fp8_channel": {
         DATA: Stored(".weight", "F8_E4M3", IDENTITY),
         SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=HALVES),
+    },
+    "fp8_block128": {
+        DATA: Stored(".weight", "F8_E4M3", IDENTITY),
+        SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=HALVES),
+    },
+    "int8_channel": {
+        DATA: Stored(".weight", "I8", IDENTITY),
+        SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=HALVES),
+    },
+    "mxfp4": {
+        DATA: Stored(".weight_packed", "U8", IDENTITY),
+        SCALE: Stored(".weight_scale", "U8", IDENTITY, reads=("F8_E8M0",)),
     },
     "mxfp8": {
         DATA: Stored(".weight", "F8_E4M3", IDENTITY),
@@ -163,7 +178,10 @@ COMPRESSED_TENSORS = Container(
     activations={
         "fp8_tensor": ("dynamic", "none"),
         "fp8_channel": ("dynamic", "none"),
+        "fp8_block128": ("dynamic", "none"),
+        "int8_channel": ("dynamic", "none"),
         "mxfp8": ("dynamic", "none"),
+        "mxfp4": ("none", "dynamic"),
         "nvfp4": ("none",),
     },
     needs_config=True,

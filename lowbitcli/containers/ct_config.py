@@ -24,6 +24,9 @@ _FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "d
 _FLOAT4: dict[str, Any] = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False}
 _TOKEN = {**_FLOAT8, "strategy": "token", "dynamic": True, "group_size": None}
 _MX8 = {**_FLOAT8, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+_MX4 = {**_FLOAT4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+_INT8 = {**_FLOAT8, "type": "int"}
+BLOCK128 = [128, 128]
 
 # scheme -> (format, weights, input_activations where they are dynamic)
 GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
@@ -37,7 +40,13 @@ GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {**_FLOAT8, "strategy": "channel", "group_size": None},
         _TOKEN,
     ),
+    "fp8_block128": (
+        "float-quantized",
+        {**_FLOAT8, "strategy": "block", "group_size": None, "block_structure": BLOCK128},
+        {**_FLOAT8, "strategy": "group", "group_size": 128, "dynamic": True},
+    ),
     "mxfp8": ("mxfp8-quantized", _MX8, {**_MX8, "dynamic": True}),
+    "mxfp4": ("mxfp4-pack-quantized", _MX4, {**_MX4, "dynamic": True}),
     "nvfp4": (
         "nvfp4-pack-quantized",
         {
@@ -47,6 +56,11 @@ GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
             "scale_dtype": "torch.float8_e4m3fn",
         },
         None,
+    ),
+    "int8_channel": (
+        "int-quantized",
+        {**_INT8, "strategy": "channel", "group_size": None},
+        {**_INT8, "strategy": "token", "group_size": None, "dynamic": True},
     ),
 }
 
@@ -149,11 +163,11 @@ def _group(label: str, group: Any) -> tuple[Scheme, list[str]]:
 def _scheme(label: str, weights: Mapping[str, Any]) -> Scheme:
     """Return the scheme of the weights of a group, by number of bits, type and strategy."""
     said = [weights.get("num_bits"), weights.get("type"), weights.get("strategy")]
-    size = weights.get("group_size")
+    size, blocks = weights.get("group_size"), weights.get("block_structure")
     names = {
         (8, "float", "tensor"): "fp8_tensor",
         (8, "float", "channel"): "fp8_channel",
-        (8, "float", "block"): "fp8_block128",
+        (8, "float", "block"): "fp8_block128" if blocks == BLOCK128 else "",
         (8, "float", "group"): "mxfp8" if size == 32 else "",
         (4, "float", "tensor_group"): "nvfp4" if size == 16 else "",
         (4, "float", "group"): "mxfp4" if size == 32 else "",

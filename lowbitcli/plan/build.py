@@ -53,6 +53,8 @@ def build(checkpoint: Checkpoint, recipe: Recipe, conditions: Conditions) -> Pla
         for name, weight in source.weights.items()
     ]
     said = {"name": recipe.name, "digest": recipe.digest, "fake": conditions.fake}
+    if scales := _scale_rules(weights):
+        said["scales"] = scales
     return _assemble(checkpoint, source, weights, container, said)
 
 
@@ -69,6 +71,16 @@ def build_dequantize(checkpoint: Checkpoint, dtype: str) -> Plan:
     refuse_findings(source)
     weights = [_dequantized(weight, dtype) for weight in source.weights.values()]
     return _assemble(checkpoint, source, weights, PLAIN, {"dequantize": dtype})
+
+
+def _scale_rules(weights: Iterable[Weight]) -> dict[str, list[str]]:
+    """Return scheme -> the rules by which scales are chosen, where one is not the default."""
+    used: dict[str, set[str]] = {}
+    for weight in weights:
+        scheme = weight.target
+        if scheme is not None and not weight.recodes and weight.rule != scheme.rules[0]:
+            used.setdefault(scheme.name, set()).add(weight.rule)
+    return {name: sorted(rules) for name, rules in sorted(used.items())}
 
 
 def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake: bool) -> Weight:

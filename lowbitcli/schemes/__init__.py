@@ -4,13 +4,24 @@ from the list."""
 import difflib
 
 from lowbitcli.errors import UsageError
+from lowbitcli.schemes.fp8_block128 import FP8_BLOCK128
 from lowbitcli.schemes.fp8_channel import FP8_CHANNEL
 from lowbitcli.schemes.fp8_tensor import FP8_TENSOR
+from lowbitcli.schemes.int8_channel import INT8_CHANNEL
+from lowbitcli.schemes.mxfp4 import MXFP4
 from lowbitcli.schemes.mxfp8 import MXFP8
 from lowbitcli.schemes.nvfp4 import NVFP4
 from lowbitcli.schemes.scheme import Scheme
 
-SCHEMES: tuple[Scheme, ...] = (FP8_TENSOR, FP8_CHANNEL, MXFP8, NVFP4)
+SCHEMES: tuple[Scheme, ...] = (
+    FP8_TENSOR,
+    FP8_CHANNEL,
+    FP8_BLOCK128,
+    MXFP8,
+    MXFP4,
+    NVFP4,
+    INT8_CHANNEL,
+)
 
 BY_NAME: dict[str, Scheme] = {name: s for s in SCHEMES for name in (s.name, *s.aliases)}
 

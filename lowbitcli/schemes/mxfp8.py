@@ -10,6 +10,6 @@ MXFP8 = Scheme(
     element=E4M3,
     scale=E8M0,
     block=(1, 32),
-    rules=("amax",),
+    rules=("amax", "floor", "even", "ceil", "mse"),
     ops="lowbit_kernels.mx:MXFP8",
 )

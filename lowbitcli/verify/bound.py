@@ -16,7 +16,7 @@ changed to its neighbour.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ BF16_WRITER = 2.0**-7
 # A scheme that multiplies by a reciprocal, or a rule with an order of operations of its own
 # (four_over_six), is not listed: its codes are held against the widened interval.
 EXACT = ("fp8_tensor", "fp8_channel", "mxfp8", "mxfp4", "nvfp4", "int8_channel")
-EXACT_RULES = {"amax", "mse", "floor", "even", "ceil"}
+EXACT_RULES = {"amax", "mse", "mse_all", "floor", "even", "ceil"}
 
 
 class Fit(NamedTuple):
@@ -84,9 +84,9 @@ def _intervals(element: Format, widening: float | None) -> tuple[Tensor, Tensor]
     return torch.where(good, low, math.inf), torch.where(good, high, -math.inf)
 
 
-def is_exact(scheme: Scheme) -> bool:
-    """Does lowbit round fl(x / step) to nearest even for this scheme, whatever the scale's rule?"""
-    return scheme.name in EXACT and set(scheme.rules) <= EXACT_RULES
+def is_exact(scheme: Scheme, rules: Iterable[str]) -> bool:
+    """Does lowbit round fl(x / step) to nearest even for this scheme and these scale rules?"""
+    return scheme.name in EXACT and set(rules) <= EXACT_RULES
 
 
 def codes_of(element: Format, data: Tensor) -> Tensor:

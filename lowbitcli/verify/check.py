@@ -221,7 +221,11 @@ class _Run:
         """Return how far an element may lie outside; None where its code is known exactly."""
         if self.widening is not None:
             return self.widening
-        return None if self.manifest is not None and is_exact(scheme) else FP32_WRITER
+        if self.manifest is None:
+            return FP32_WRITER
+        used = self.manifest.recipe.get("scales", {})
+        rules = used.get(scheme.name, ()) if isinstance(used, dict) else scheme.rules
+        return None if is_exact(scheme, map(str, rules)) else FP32_WRITER
 
     def _quality(self, fail_under_db: float | None) -> Step:
         if fail_under_db is None:

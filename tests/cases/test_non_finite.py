@@ -14,7 +14,7 @@ from lowbitcli.errors import NonFiniteError
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
 
-SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
+SCHEMES = ("fp8", "fp8-dynamic", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int8")
 DOWN, OUT = LAYER + "mlp.down_proj", LAYER + "self_attn.o_proj"
 BAD = {
     "nan": (math.nan, (3, 5), "1 NaN and 0 Inf"),

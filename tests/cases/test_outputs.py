@@ -18,7 +18,7 @@ from lowbitcli.errors import CheckpointError, NonFiniteError, OutputError, Recip
 from tests import checkpoints
 from tests.checkpoints import sharded, single, weight
 
-SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
+SCHEMES = ("fp8", "fp8-dynamic", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int8")
 NORM = torch.linspace(0.5, 2, 64).bfloat16()
 
 

@@ -13,7 +13,7 @@ from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
 
 DOWN = LAYER + "mlp.down_proj"
-SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
+SCHEMES = ("fp8", "fp8-dynamic", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int8")
 CODES = (".weight", ".weight_packed")
 
 

@@ -12,7 +12,15 @@ from safetensors.torch import load_file
 
 from lowbitcli.tensors import DATA
 
-SCHEMES = ("fp8_tensor", "fp8_channel", "mxfp8", "nvfp4")
+SCHEMES = (
+    "fp8_tensor",
+    "fp8_channel",
+    "fp8_block128",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4",
+    "int8_channel",
+)
 
 
 def tiny_llama(folder: Path, *, tied: bool) -> Path:

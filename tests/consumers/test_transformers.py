@@ -27,7 +27,10 @@ MODELS = ("minilm", "llama-tied", "llama-untied")
 AS_IT_IS = {
     "fp8_tensor": (torch.float32, "fp32"),
     "fp8_channel": (torch.float32, "fp32"),
+    "fp8_block128": (torch.float32, "fp32"),
+    "int8_channel": (torch.float32, "fp32"),
     "mxfp8": (torch.bfloat16, "bf16"),
+    "mxfp4": (torch.bfloat16, "bf16"),
     "nvfp4": (torch.bfloat16, "bf16"),
 }
 PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
@@ -100,7 +103,7 @@ def test_activations_quantized_as_declared_cost_a_known_error(quantized):
     dtype, name = AS_IT_IS[scheme]
     found, expected = output(loaded(folder, dtype)), dequantized(folder, dtype, name)
     error = float((found - expected).float().norm() / expected.float().norm())
-    if scheme == "nvfp4":
+    if scheme in ("nvfp4", "mxfp4"):
         assert error == 0  # weight-only: nothing is declared
     else:
         assert 0 < error < 0.2  # E4M3 in random layers; it also shows that the declaration is read

@@ -13,7 +13,7 @@ from lowbitcli.api import Request, dequantize, quantize
 from tests import checkpoints
 from tests.checkpoints import LAYER, weight
 
-SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
+SCHEMES = ("fp8", "fp8-dynamic", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int8")
 
 
 def e2m1(code):
@@ -31,6 +31,7 @@ DECODE = {
     "E2M1": lambda raw: e2m1(np.stack((raw & 15, raw >> 4), -1).reshape(*raw.shape[:-1], -1)),
     "E4M3": e4m3,
     "E8M0": lambda raw: (2.0 ** (raw.astype(np.float64) - 127)).astype(np.float32),
+    "INT8": lambda raw: raw.view(np.int8).astype(np.float32),
     "F32": lambda raw: raw.view(np.float32).reshape(raw.shape[:-1]),
 }
 
@@ -58,7 +59,7 @@ def read(path):
         if "global_scale" in raw:
             step = step * DECODE["F32"](raw["global_scale"])
         if high is not None:
-            step = np.repeat(np.repeat(step, high, 0), wide or cols, 1)
+            step = np.repeat(np.repeat(step, high, 0), wide or cols, 1)[:rows, :cols]
         value = DECODE[entry["element"]](raw["data"]) * step
         assert value.dtype == np.float32 and value.shape == (rows, cols)
         weights[name] = (value, entry["dtype"])

@@ -13,7 +13,7 @@ from lowbitcli.tensors import TensorSpec
 from tests import checkpoints
 from tests.checkpoints import LAYER, sharded, single, weight
 
-SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
+SCHEMES = ("fp8", "fp8-dynamic", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int8")
 CONTAINERS = ("lowbit", "compressed-tensors")
 COUNT = 40
 

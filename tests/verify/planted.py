@@ -15,7 +15,15 @@ from lowbitcli.verify import Verification
 from tests import checkpoints
 from tests.checkpoints import LAYER, weight
 
-SCHEMES = ("fp8_tensor", "fp8_channel", "mxfp8", "nvfp4")
+SCHEMES = (
+    "fp8_tensor",
+    "fp8_channel",
+    "fp8_block128",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4",
+    "int8_channel",
+)
 CONTAINERS = ("lowbit", "compressed-tensors")
 DOWN = LAYER + "mlp.down_proj."
 GATE, UP = LAYER + "mlp.gate_proj.", LAYER + "mlp.up_proj."

@@ -199,8 +199,8 @@ def hard(dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "faint": base * finfo.tiny * 0.25,
         "least": signs * finfo.tiny * finfo.eps * torch.ones(48, 1),
         "tiny_beside_large": torch.where(torch.arange(64) % 5 == 0, base * 1e-30, base),
-        "huge": signs * 0.9 * finfo.max * torch.linspace(0, 1, 48 * 64).reshape(48, 64),
-        "one_huge": torch.where(grid == 95, 0.9 * finfo.max, base),
+        "huge": signs * 0.85 * finfo.max * torch.linspace(0, 1, 48 * 64).reshape(48, 64),
+        "one_huge": torch.where(grid == 95, 0.85 * finfo.max, base),
         "range": base * torch.logspace(-30, 4, 48, base=2).unsqueeze(1),
         "one_row": base[:1],
     }
