@@ -6,7 +6,8 @@ enum Dtype).
 
 import math
 import re
-from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 # The parts that a quantized weight is stored in. A container says what each is called in a file.
 DATA = "data"
@@ -68,6 +69,7 @@ def _escape(match: "re.Match[str]") -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+@lru_cache(maxsize=4096)  # a model has few different shapes
 def nbytes(dtype: str, shape: Shape) -> int:
     """Return the bytes that `shape` elements of `dtype` take; raise ValueError where that is
     not whole."""
@@ -77,8 +79,7 @@ def nbytes(dtype: str, shape: Shape) -> int:
     return bits // 8
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """One tensor of a file: `name`, safetensors `dtype`, `shape`."""
 
     name: str
@@ -94,4 +95,4 @@ class TensorSpec:
         return math.prod(self.shape)
 
     def named(self, name: str) -> "TensorSpec":
-        return replace(self, name=name)
+        return self._replace(name=name)

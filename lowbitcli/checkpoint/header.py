@@ -17,16 +17,20 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from json.encoder import encode_basestring
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint import strict_json
 from lowbitcli.errors import CheckpointError, UnsupportedError
-from lowbitcli.tensors import DTYPES, TensorSpec, safe
+from lowbitcli.tensors import DTYPES, Shape, TensorSpec, nbytes, safe
 
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"
 
+_INTEGER = {int}  # and not bool, which is an int
 _FIELDS = {"dtype", "shape", "data_offsets"}
 _ALIGNMENT = 8
 _LENGTH = 8  # bytes of the u64 in front
@@ -34,8 +38,7 @@ _INCOMPLETE = "incomplete download? compare its size with the one its source giv
 _BROKEN = "the file is damaged, or was written by a broken tool"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor of a file and where its bytes are; offsets are absolute."""
 
     spec: TensorSpec
@@ -136,21 +139,20 @@ def lay_out(
         ValueError: two tensors share a name, or one is not a whole number of bytes.
         UnsupportedError: the header would be longer than readers take.
     """
-    ordered = sorted(specs, key=lambda spec: (-DTYPES[spec.dtype][0], spec.name))
-    document: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
-    placed: list[tuple[TensorSpec, int, int]] = []
+    ordered = sorted(specs, key=attrgetter("name"))
+    ordered.sort(key=lambda spec: -DTYPES[spec.dtype][0])
+    items = [f'"{METADATA}":{_json(dict(sorted(metadata.items())))}'] if metadata else []
+    offsets: dict[str, tuple[int, int]] = {}
     stop = 0
     for spec in ordered:
-        if spec.name in document or spec.name == METADATA:
-            raise ValueError(f'tensor "{safe(spec.name)}" twice in one file')
-        start, stop = stop, stop + spec.nbytes
-        placed.append((spec, start, stop))
-        document[spec.name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [start, stop],
-        }
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        name = spec.name
+        if name in offsets or name == METADATA:
+            raise ValueError(f'tensor "{safe(name)}" twice in one file')
+        size, kind = _kind(spec.dtype, spec.shape)
+        start, stop = stop, stop + size
+        offsets[name] = start, stop
+        items.append(f"{encode_basestring(name)}:{kind}[{start},{stop}]}}")
+    text = f"{{{','.join(items)}}}".encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise UnsupportedError(
@@ -158,8 +160,21 @@ def lay_out(
             hint="write more, smaller shards",
         )
     base = _LENGTH + len(text)
-    entries = {spec.name: Entry(spec, base + a, base + b) for spec, a, b in placed}
+    entries = {}
+    for spec in ordered:
+        start, stop = offsets[spec.name]
+        entries[spec.name] = Entry(spec, base + start, base + stop)
     return len(text).to_bytes(_LENGTH, "little") + text, entries
+
+
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@lru_cache(maxsize=4096)  # a model has few different shapes
+def _kind(dtype: str, shape: Shape) -> tuple[int, str]:
+    """Return the bytes of a tensor, and its JSON up to the offsets."""
+    said = _json({"dtype": dtype, "shape": list(shape), "data_offsets": []})
+    return nbytes(dtype, shape), said.removesuffix("[]}")
 
 
 def _pread(fd: int, count: int, offset: int, where: str) -> bytes:
@@ -194,32 +209,42 @@ def _metadata(found: Any, where: str) -> dict[str, str]:
 
 def _entry(name: str, found: Any, base: int, where: str) -> Entry:
     _refuse_surrogates(name, where)
-    at = f'{where}: tensor "{_short(name)}"'
     if not isinstance(found, dict):
-        raise CheckpointError(f"{at} is not an object", hint=_BROKEN)
+        raise CheckpointError(f"{_at(name, where)} is not an object", hint=_BROKEN)
     if found.keys() != _FIELDS:
-        _check_fields(found, at)
+        _check_fields(found, _at(name, where))
     dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise CheckpointError(f"{at}: unknown dtype {_shown(dtype)}", hint=_BROKEN)
-    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
-        raise CheckpointError(f"{at}: shape is not a list of integers from 0", hint=_BROKEN)
+        raise CheckpointError(f"{_at(name, where)}: unknown dtype {_shown(dtype)}", hint=_BROKEN)
+    if not isinstance(shape, list) or not _INTEGER.issuperset(map(type, shape)):
+        raise CheckpointError(
+            f"{_at(name, where)}: shape is not a list of integers from 0", hint=_BROKEN
+        )
     if (
         not isinstance(offsets, list)
         or len(offsets) != 2
         or type(offsets[0]) is not int
         or type(offsets[1]) is not int
     ):
-        raise CheckpointError(f"{at}: data_offsets is not two integers from 0", hint=_BROKEN)
-    size = _size(dtype, shape, at)
+        raise CheckpointError(
+            f"{_at(name, where)}: data_offsets is not two integers from 0", hint=_BROKEN
+        )
+    try:
+        size = _size(dtype, tuple(shape))
+    except ValueError as error:
+        raise CheckpointError(f"{_at(name, where)}: {error}", hint=_BROKEN) from error
     start, stop = offsets
     if stop - start != size:
         raise CheckpointError(
-            f"{at}: expected {size} bytes for {dtype} {_shown(shape)}, "
+            f"{_at(name, where)}: expected {size} bytes for {dtype} {_shown(shape)}, "
             f"found data_offsets {_shown(offsets)}",
             hint=_BROKEN,
         )
     return Entry(TensorSpec(name, dtype, tuple(shape)), base + start, base + stop)
+
+
+def _at(name: str, where: str) -> str:
+    return f'{where}: tensor "{_short(name)}"'
 
 
 def _check_fields(found: dict[str, Any], at: str) -> None:
@@ -231,20 +256,20 @@ def _check_fields(found: dict[str, Any], at: str) -> None:
     _refuse_surrogates(json.dumps(found, ensure_ascii=False), at)
 
 
-def _size(dtype: str, shape: list[int], at: str) -> int:
+@lru_cache(maxsize=4096)
+def _size(dtype: str, shape: Shape) -> int:
+    """Return the bytes of a tensor; raise ValueError where there is no such size."""
     bits = DTYPES[dtype][0]
     whole = bits  # as if no dimension were 0
     for length in shape:
         whole *= length or 1
         # Stop here: multiplying on would make numbers of as many digits as the header has bytes.
         if whole >= 1 << 63:
-            raise CheckpointError(f"{at}: shape overflows 63 bits", hint=_BROKEN)
+            raise ValueError("shape overflows 63 bits")
     if 0 in shape:
         return 0
     if whole % 8:
-        raise CheckpointError(
-            f"{at}: {dtype} {_shown(shape)} is not a whole number of bytes", hint=_BROKEN
-        )
+        raise ValueError(f"{dtype} {_shown(list(shape))} is not a whole number of bytes")
     return whole // 8
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint import directory, strict_json
 from lowbitcli.checkpoint.header import Header, read_from
@@ -20,8 +20,7 @@ from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.tensors import TensorSpec, safe
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor, the file that holds it (a name in the checkpoint's root), and where in it."""
 
     spec: TensorSpec

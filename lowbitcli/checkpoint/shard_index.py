@@ -7,8 +7,10 @@ elsewhere follow whatever path the map holds; here a value is a plain file name 
 `.safetensors`, or the index is refused.
 """
 
+import io
 import json
 from collections.abc import Mapping
+from json.encoder import encode_basestring
 from typing import Any
 
 from lowbitcli.checkpoint import strict_json
@@ -18,6 +20,8 @@ from lowbitcli.tensors import safe
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
+
+_LINES = 10_000  # that are text and bytes at the same time
 
 
 def parse(raw: bytes, where: str) -> dict[str, Any]:
@@ -32,8 +36,11 @@ def parse(raw: bytes, where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}: no weight_map")
     if not isinstance(found.get("metadata", {}), dict):
         raise CheckpointError(f"{where}: metadata is not an object")
+    plain: set[str] = set()  # there are few files, each named by many tensors
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not is_plain(file):
+        if isinstance(file, str) and (file in plain or is_plain(file)):
+            plain.add(file)
+        else:
             raise CheckpointError(
                 f'{where}: tensor "{safe(name)}" is said to be in {safe(repr(file))}, '
                 f"which is not a plain file name ending in {SUFFIX}",
@@ -55,7 +62,8 @@ def is_plain(file: str) -> bool:
 def index(
     files: Mapping[str, Mapping[str, Entry]], source: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the index of `files` (file name -> tensors), with what else the source's index said.
+    """Return the index of `files` (file name -> tensors), one tensor a line, with what else the
+    source's index said.
 
     Raises:
         ValueError: a tensor is in two files.
@@ -68,10 +76,18 @@ def index(
                 raise ValueError(f'tensor "{safe(name)}" in {weight_map[name]} and in {file}')
             weight_map[name] = file
             total += entry.stop - entry.start
-    kept = dict(source or {})
-    document = {
-        **kept,
-        "metadata": {**(kept.get("metadata") or {}), "total_size": total},
-        "weight_map": dict(sorted(weight_map.items())),
-    }
-    return (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode()
+    kept = {key: value for key, value in (source or {}).items() if key != "weight_map"}
+    kept["metadata"] = {**(kept.get("metadata") or {}), "total_size": total}
+    # An encoder that indents is written in Python, and slow: only what is short goes through it.
+    head = json.dumps(kept, ensure_ascii=False, indent=2).removesuffix("\n}")
+    document = io.BytesIO()  # which gives away what it holds without a copy
+    document.write(f'{head},\n  "weight_map": {{'.encode())
+    shown = {file: encode_basestring(file) for file in files}
+    names, gap = sorted(weight_map), "\n"
+    for first in range(0, len(names), _LINES):
+        some = names[first : first + _LINES]
+        lines = [f"    {encode_basestring(name)}: {shown[weight_map[name]]}" for name in some]
+        document.write((gap + ",\n".join(lines)).encode())
+        gap = ",\n"
+    document.write(b"\n  }\n}\n")
+    return document.getvalue()

@@ -4,7 +4,7 @@ the output."""
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,18 +87,17 @@ def quantization(
 ) -> Iterator[tuple[Plan, Checkpoint, Recipe]]:
     """Plan a quantization and hold its source open; `non_finite` names weights to be kept."""
     recipe = recipe_of(request)
-    with _uncollected():
-        checkpoint = Checkpoint.open(source, strict=request.strict)
-    with checkpoint:
-        asked = request.container if request.container != "auto" else recipe.container
-        conditions = Conditions(
-            container=container_of(asked, checkpoint),
-            strict=request.strict,
-            split_groups=request.allow_split_groups,
-            non_finite=non_finite,
-            fake=request.fake,
-        )
+    with ExitStack() as held:
         with _uncollected():
+            checkpoint = held.enter_context(Checkpoint.open(source, strict=request.strict))
+            asked = request.container if request.container != "auto" else recipe.container
+            conditions = Conditions(
+                container=container_of(asked, checkpoint),
+                strict=request.strict,
+                split_groups=request.allow_split_groups,
+                non_finite=non_finite,
+                fake=request.fake,
+            )
             plan = build(checkpoint, recipe, conditions)
         suffix = f"{recipe.name}-fake" if request.fake else recipe.name
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
@@ -115,10 +114,9 @@ def dequantization(
     """
     if dtype.lower() not in DTYPE_NAMES:
         raise UsageError(f"no dtype {safe(dtype)!r} to dequantize to", hint="bf16, fp16 or fp32")
-    with _uncollected():
-        checkpoint = Checkpoint.open(source, strict=strict)
-    with checkpoint:
+    with ExitStack() as held:
         with _uncollected():
+            checkpoint = held.enter_context(Checkpoint.open(source, strict=strict))
             plan = build_dequantize(checkpoint, DTYPE_NAMES[dtype.lower()])
         yield _aimed(plan, checkpoint, output, dtype.lower()), checkpoint
 

@@ -12,11 +12,12 @@ def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
     shows them: `model.layers.0.mlp.{gate_proj,up_proj}`. A name that two templates take joins
     their groups. Time is linear in the names.
     """
-    tails: dict[str, list[tuple[str, FuseGroup]]] = {}
+    tails: dict[str, list[tuple[str, tuple[str, str]]]] = {}
     for one in fused:
+        around = _around(one)
         for member in one.members:
             head, _, tail = member.partition(SLOT)
-            tails.setdefault(tail, []).append((head, one))
+            tails.setdefault(tail, []).append((head, around))
     depths = sorted({tail.count(".") for tail in tails})
 
     first: dict[str, str] = {}
@@ -24,11 +25,12 @@ def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
     for name in names:
         module = name.removesuffix(".weight")
         for tail in _tails(module, depths):
-            for head, one in tails.get(tail, ()):
+            for head, (before, after) in tails.get(tail, ()):
                 if module.startswith(head) and len(module) > len(head) + len(tail):
-                    key = _key(one, module[len(head) : len(module) - len(tail)])
+                    key = f"{before}{module[len(head) : len(module) - len(tail)]}{after}"
                     other = first.setdefault(name, key)
-                    _join(joined, other, key)
+                    if other != key:
+                        _join(joined, other, key)
     return {name: _root(joined, key) for name, key in first.items()}
 
 
@@ -41,11 +43,12 @@ def _tails(module: str, depths: list[int]) -> list[str]:
     return out
 
 
-def _key(one: FuseGroup, common: str) -> str:
+def _around(one: FuseGroup) -> tuple[str, str]:
+    """Return what stands before and after the common part in the key of a group."""
     heads = {member.partition(SLOT)[0] for member in one.members}
     tails = [member.partition(SLOT)[2].removeprefix(".") for member in one.members]
     head = heads.pop() if len(heads) == 1 else "|".join(sorted(heads))
-    return f"{head}{common}.{{{','.join(tails)}}}"
+    return head, f".{{{','.join(tails)}}}"
 
 
 def _join(joined: dict[str, str], one: str, other: str) -> None:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 NO_RULE = "no rule matches"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What a recipe says of a tensor: the rule that takes it, or (`rule` None) why it is kept.
 
@@ -96,6 +96,8 @@ class Matcher:
                 if entry.rank > rank and not entry.pattern.is_literal
             )
         found = self._searches[rank].first(name)
+        if not self._literals:
+            return found, False
         for text in (name, name.removesuffix(".weight")):
             for entry in self._literals.get(text, ()):
                 if entry.rank > rank and (found is None or entry.rank <= found.rank):
