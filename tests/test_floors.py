@@ -18,6 +18,7 @@ FLOORS = {
     "lowbit_kernels": 0,
     "lowbitcli": 0,  # the package's own __init__: the version, nothing else
     "lowbitcli.errors": 1,
+    "lowbitcli.regex": 1,
     "lowbitcli.tensors": 1,
     "lowbitcli.schemes": 2,
     "lowbitcli.checkpoint": 2,

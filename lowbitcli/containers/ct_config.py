@@ -15,6 +15,7 @@ from typing import Any
 from lowbitcli.containers.container import Declaration
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
 from lowbitcli.errors import CheckpointError, UnsupportedError
+from lowbitcli.regex import MAX_NAME, compile_bounded
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import safe
 
@@ -107,12 +108,12 @@ class DeclaredSchemes:
     def scheme_of(self, module: str) -> Scheme | None:
         """Return the scheme that the config declares for `module`, None where it is ignored or
         in no group."""
-        if module in self.ignored or any(p.match(module) for p in self.ignored_patterns):
+        if module in self.ignored or any(_takes(p, module) for p in self.ignored_patterns):
             return None
         if module in self.exact:
             return self.exact[module]
         for pattern, scheme in self.patterns:
-            if pattern.match(module):
+            if _takes(pattern, module):
                 return scheme
         return self.classes[0] if self.classes else None
 
@@ -196,14 +197,18 @@ def _strings(value: Any, where: str) -> list[str]:
     return value
 
 
+def _takes(pattern: re.Pattern[str], module: str) -> bool:
+    """Does a pattern take a module? None takes a name beyond the length that its time was bounded
+    for."""
+    return len(module) <= MAX_NAME and pattern.match(module) is not None
+
+
 def _compile(entry: str) -> re.Pattern[str]:
     try:
-        if len(entry) > 512:
-            raise re.error("longer than 512 characters")
-        return re.compile(entry.removeprefix("re:"))
-    except (re.error, RecursionError, OverflowError) as error:
+        return compile_bounded(entry.removeprefix("re:"))
+    except ValueError as error:
         raise CheckpointError(
-            f"quantization_config: the pattern {_shown(entry)!r}: {error}"
+            f"quantization_config: the pattern {_shown(entry)!r} {safe(str(error)[:200])}"
         ) from error
 
 
@@ -232,7 +237,7 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
             "input_activations": dict(dynamic) if dynamic and activations == "dynamic" else None,
             "output_activations": None,
         }
-    if _has_untold_head(config):
+    if has_untold_head(config):
         ignore.add("lm_head")
     said["quantization_config"] = {
         "quant_method": "compressed-tensors",
@@ -249,7 +254,7 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
     return said
 
 
-def _has_untold_head(config: Mapping[str, Any]) -> bool:
+def has_untold_head(config: Mapping[str, Any]) -> bool:
     """A tied head has no tensor in the file, but is a Linear in the model: readers must be told
     to leave it."""
     architectures = config.get("architectures")

@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import KeptKind
 from lowbitcli.recipe.model import Recipe, Rule
-from lowbitcli.recipe.patterns import MAX_NAME, Pattern
+from lowbitcli.recipe.patterns import Pattern
+from lowbitcli.regex import MAX_NAME
 
 T = TypeVar("T")
 
