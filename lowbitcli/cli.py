@@ -12,7 +12,7 @@ import typer
 
 from lowbitcli import options as opt
 from lowbitcli import program
-from lowbitcli.program import EXIT_CODES, beside, command, decibels, help_unless_invoked
+from lowbitcli.program import EXIT_CODES, beside, command, decibels, help_unless_invoked, one_of
 
 app = typer.Typer(
     name="lowbit",
@@ -52,6 +52,7 @@ def recipe_group(context: typer.Context) -> int:
 
 @command(app, "quantize")
 def quantize(
+    context: typer.Context,
     source: opt.Source,
     output: opt.Output = None,
     scheme: opt.SchemeName = None,
@@ -82,6 +83,7 @@ def quantize(
     """
     from lowbitcli.plan.prepare import Request
 
+    scheme, recipe = one_of(context, scheme=scheme, recipe=recipe)
     request = Request(
         scheme=scheme,
         recipe=recipe,
@@ -225,6 +227,7 @@ def inspect(
 
 @command(app, "plan")
 def plan(
+    context: typer.Context,
     source: opt.Source,
     output: opt.Output = None,
     scheme: opt.SchemeName = None,
@@ -248,6 +251,7 @@ def plan(
       lowbit plan Llama-3.1-8B/ --recipe recipe.yaml -v
     """
     return quantize(
+        context,
         source,
         output,
         scheme=scheme,

@@ -59,6 +59,19 @@ def help_unless_invoked(context: typer.Context) -> int:
     return 2
 
 
+def one_of(context: typer.Context, **options: str | None) -> list[str | None]:
+    """Return options that exclude each other; one from a variable yields to those of the command
+    line."""
+    told = [name for name, value in options.items() if value is not None]
+    from_variable = {
+        name
+        for name in told
+        if getattr(context.get_parameter_source(name), "name", "") == "ENVIRONMENT"
+    }
+    yields = from_variable if len(from_variable) < len(told) else set()
+    return [None if name in yields else value for name, value in options.items()]
+
+
 def decibels(text: str | None) -> float | None:
     """Return the number in `20`, `20dB` or `20 dB`; raise UsageError for anything else."""
     if text is None:

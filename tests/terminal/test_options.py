@@ -21,6 +21,27 @@ def test_a_variable_stands_in_for_an_option_and_the_command_line_wins(lowbit, mo
     assert sorted(chosen) == ["fp8_tensor", "kept"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "words", "scheme"),
+    [
+        ("SCHEME=mxfp8", "--recipe fp8", "fp8_tensor"),
+        ("RECIPE=fp8", "--scheme mxfp8", "mxfp8"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "quantize --dry-run"])
+def test_a_variable_yields_to_the_option_that_excludes_it(
+    lowbit, monkeypatch, command, variable, words, scheme
+):
+    monkeypatch.setenv(f"LOWBIT_{variable.partition('=')[0]}", variable.partition("=")[2])
+    code, out, _ = lowbit(*command.split(), "model", *words.split(), "--json")
+    assert code == 0
+    assert scheme in json.loads(out)["schemes"]
+    monkeypatch.setenv("LOWBIT_SCHEME", "mxfp8")
+    monkeypatch.setenv("LOWBIT_RECIPE", "fp8")
+    assert lowbit("plan", "model")[0] == 2
+    assert lowbit("plan", "model", "--scheme", "fp8", "--recipe", "fp8")[0] == 2
+
+
 def test_a_report_without_a_file_goes_beside_the_output(monkeypatch, lowbit):
     seen = []
 
