@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from lowbitcli.console import duration, size
+from lowbitcli.plan import need
 from lowbitcli.plan.inspection import Inspection
 from lowbitcli.plan.nouns import Plan, Weight
+from lowbitcli.recipe import Matcher, Recipe
 from lowbitcli.tensors import safe
 
 if TYPE_CHECKING:
@@ -88,6 +90,11 @@ def _sizes(plan: Plan) -> list[str]:
     )
     if plan.bits_per_weight:
         lines.append(f"{plan.bits_per_weight:.2f} bits per quantized weight, scales included")
+    free = None if plan.output is None else need.disk_free(plan.output)
+    told = "" if free is None else f" of disk, where {size(free)} are free,"
+    lines.append(
+        f"needs {size(plan.bytes_out)}{told} and about {size(need.memory(plan))} of memory"
+    )
     return lines
 
 
@@ -99,6 +106,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "container": plan.container,
         "bytes_in": plan.bytes_in,
         "bytes_out": plan.bytes_out,
+        "bytes_free": None if plan.output is None else need.disk_free(plan.output),
+        "memory_about": need.memory(plan),
         "bits_per_weight": plan.bits_per_weight,
         "schemes": {
             name: {"tensors": number, "bytes": total}
@@ -108,6 +117,19 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "files": [{"name": file.name, "bytes": file.size} for file in plan.files],
         "tensors": [_weight_document(weight) for weight in plan.weights],
     }
+
+
+def recipe_lines(recipe: Recipe, plan: Plan, *, everything: bool = False) -> list[str]:
+    """Tell which rule of a recipe takes which tensor of a plan, and why the others are kept."""
+    matcher = Matcher(recipe)
+    rows: list[Sequence[str]] = []
+    for weight in plan.weights:
+        rule = matcher.decide(weight.name).rule
+        number = "" if rule is None else f"rule {recipe.rules.index(rule) + 1}"
+        after = weight.target.name if weight.target else "kept"
+        rows.append((weight.name, number, after, weight.kept))
+    shown, more = first(rows, everything)
+    return [*columns([("tensor", "taken by", "becomes", ""), *shown]), *more]
 
 
 def _weight_document(weight: Weight) -> dict[str, Any]:
@@ -126,6 +148,8 @@ def _weight_document(weight: Weight) -> dict[str, Any]:
 def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     """Tell of a run: sizes, speed, memory, the weights that lost most, where the output is."""
     plan = outcome.plan
+    if outcome.complete:
+        return [f"{safe(str(outcome.output))} ({plan.container}): already complete"]
     sizes = f"{size(plan.bytes_in)} -> {size(plan.bytes_out)}"
     if plan.bits_per_weight:
         sizes += f", {plan.bits_per_weight:.2f} bits per quantized weight"
@@ -145,6 +169,8 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
         rows = [("kept as it is", "because")]
         kept, more = first(list(outcome.non_finite.items()), everything)
         lines += [*columns([*rows, *kept]), *more, ""]
+    if outcome.resumed:
+        lines.append(f"{outcome.resumed:,} of {len(plan.jobs):,} jobs were done before")
     counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items())
     return [
         *lines,
@@ -165,6 +191,8 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         },
         "non_finite": dict(outcome.non_finite),
         "moved": outcome.moved,
+        "already_complete": outcome.complete,
+        "resumed": outcome.resumed,
         "seconds": outcome.seconds,
         "peak_rss": outcome.peak_rss,
         "peak_gpu": outcome.peak_gpu,

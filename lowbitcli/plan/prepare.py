@@ -16,6 +16,7 @@ from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.build import build, build_dequantize
 from lowbitcli.plan.choose import Conditions
+from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.recipe import Recipe
 from lowbitcli.tensors import safe
@@ -100,6 +101,7 @@ def quantization(
             )
             plan = build(checkpoint, recipe, conditions)
         suffix = f"{recipe.name}-fake" if request.fake else recipe.name
+        plan = replace(plan, notes=(*plan.notes, *notes_on(plan, recipe)))
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
 
 

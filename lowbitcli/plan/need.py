@@ -1,0 +1,40 @@
+"""What a run of a plan will need of the machine: disk to the byte, memory about.
+
+    memory = what a process with torch holds + elements of the largest job * bytes an element takes
+
+The bytes of an element were measured on the CPU, temporaries of the arithmetic included.
+"""
+
+import os
+from pathlib import Path
+
+from lowbitcli.plan.nouns import Plan
+
+BASE = 300_000_000
+PER_ELEMENT = {"nvfp4": 34, "mxfp8": 13, "fp8_tensor": 8, "fp8_channel": 8}
+MOST_PER_ELEMENT = max(PER_ELEMENT.values())  # of a scheme that was not measured
+
+
+def memory(plan: Plan) -> int:
+    """Return about how many bytes of memory a run on the CPU takes at its peak."""
+    most = 0
+    for job in plan.jobs:
+        names = [w.target or w.source for w in job.weights if not w.copies]
+        cost = max((PER_ELEMENT.get(s.name, MOST_PER_ELEMENT) for s in names if s), default=0)
+        most = max(most, cost * sum(weight.numel for weight in job.weights))
+    return BASE + most
+
+
+def disk_free(path: Path) -> int | None:
+    """Return the free bytes of the file system that `path` is or will be on, None where that cannot
+    be told."""
+    where = Path(os.path.abspath(path))
+    for folder in (where, *where.parents):
+        try:
+            found = os.statvfs(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+    return None

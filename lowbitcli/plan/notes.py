@@ -1,0 +1,71 @@
+"""What a user should be told of a plan: nothing is quantized, a scheme refused matrices, a reader
+will mix dtypes."""
+
+from collections import Counter
+from functools import lru_cache
+
+from lowbitcli.errors import LowbitError
+from lowbitcli.plan.nouns import Plan, Weight
+from lowbitcli.recipe import Recipe
+from lowbitcli.schemes import BY_NAME
+from lowbitcli.tensors import Shape, safe
+
+NAMED = 10  # matrices that are named, of those that a scheme refused
+REASONS = 3
+DECODED_TO_BF16 = ("mxfp8", "nvfp4")  # by transformers 5.24, whatever dtype the model has
+
+
+def notes_on(plan: Plan, recipe: Recipe) -> tuple[str, ...]:
+    """Return what should be told of a plan that was made with `recipe`."""
+    schemes = tuple(dict.fromkeys(rule.scheme for rule in recipe.rules if rule.scheme))
+    refused = [weight for weight in plan.weights if _is_refused(weight, schemes)]
+    return (*_nothing(plan), *_refused(refused), *_mixed_dtypes(plan))
+
+
+def _nothing(plan: Plan) -> list[str]:
+    if plan.quantized or not plan.weights:
+        return []
+    reasons = Counter(weight.kept for weight in plan.weights).most_common(REASONS)
+    told = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in reasons)
+    return [f"nothing is quantized; most tensors are kept because: {told}"]
+
+
+def _refused(refused: list[Weight]) -> list[str]:
+    if not refused:
+        return []
+    lines = [f"{safe(weight.name)}: {safe(weight.kept)}" for weight in refused[:NAMED]]
+    if len(refused) > NAMED:
+        lines.append(f"and {len(refused) - NAMED:,} more")
+    return ["\n".join(["a rule takes these, but they are kept:", *lines])]
+
+
+def _is_refused(weight: Weight, schemes: tuple[str, ...]) -> bool:
+    """Did a rule take this weight and its scheme not? Its reason is then that of a scheme."""
+    if weight.target is not None or len(weight.shape) < 2 or not weight.kept:
+        return False
+    if weight.kept in ("stored [in, out]", f"{len(weight.shape)}-dimensional"):
+        return True
+    return len(weight.shape) == 2 and weight.kept in _misfits(schemes, weight.shape)
+
+
+@lru_cache(maxsize=4096)  # a model has few different shapes
+def _misfits(schemes: tuple[str, ...], shape: Shape) -> frozenset[str]:
+    found = set()
+    for name in schemes:
+        try:
+            BY_NAME[name].check(shape)
+        except LowbitError as error:
+            found.add(error.message)
+    return frozenset(found)
+
+
+def _mixed_dtypes(plan: Plan) -> list[str]:
+    if plan.container != "compressed-tensors":
+        return []
+    names = {w.target.name for w in plan.quantized if w.target is not None and w.dtype == "F32"}
+    if not names.intersection(DECODED_TO_BF16):
+        return []
+    return [
+        "the weights are F32, and transformers decodes these schemes to bf16 while the rest stays "
+        "fp32: load the model with dtype=bfloat16"
+    ]

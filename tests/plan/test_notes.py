@@ -1,0 +1,77 @@
+"""What a plan tells besides: nothing quantized, matrices refused, mixed dtypes, what is needed."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lowbitcli import tables
+from lowbitcli.api import Request, plan_quantize
+from lowbitcli.plan import need
+from tests.checkpoints import LAYER, single, weight
+
+
+def planned(tmp_path, tensors, **request):
+    return plan_quantize(single(tmp_path / "m", tensors), None, Request(**request))
+
+
+def test_nothing_quantized_is_said_with_the_reasons(tmp_path):
+    plan = planned(tmp_path, {"lm_head.weight": weight(32, 64), "model.norm.weight": weight(1, 64)})
+    assert plan.notes == (
+        "nothing is quantized; most tensors are kept because: head (1), norm (1)",
+    )
+
+
+def test_matrices_that_a_scheme_refuses_are_named_up_to_ten(tmp_path):
+    tensors = {f"model.layers.{n:02}.mlp.up_proj.weight": weight(16, 40) for n in range(12)}
+    tensors |= {LAYER + "self_attn.o_proj.weight": weight(32, 64), "lm_head.weight": weight(8, 40)}
+    (note,) = planned(tmp_path, tensors).notes
+    first, *named, last = note.split("\n")
+    assert first == "a rule takes these, but they are kept:"
+    reason = "40 columns are no multiple of 16, which nvfp4 needs"
+    assert named == [f"model.layers.{n:02}.mlp.up_proj.weight: {reason}" for n in range(10)]
+    assert last == "and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "container", "said"),
+    [
+        ("nvfp4", "auto", True),
+        ("mxfp8", "auto", True),
+        ("fp8", "auto", False),
+        ("nvfp4", "lowbit", False),
+    ],
+)
+def test_mixed_dtypes_are_said_where_transformers_makes_them(tmp_path, scheme, container, said):
+    tensors = {LAYER + "self_attn.o_proj.weight": weight(32, 64).float()}
+    notes = planned(tmp_path, tensors, scheme=scheme, container=container).notes
+    assert ("dtype=bfloat16" in " ".join(notes)) == said
+
+
+def test_no_note_where_all_is_well(tmp_path):
+    assert planned(tmp_path, {LAYER + "self_attn.o_proj.weight": weight(32, 64)}).notes == ()
+
+
+@pytest.mark.parametrize(("scheme", "cost"), [("nvfp4", 34), ("mxfp8", 13), ("fp8", 8)])
+def test_memory_is_that_of_the_largest_job(tmp_path, scheme, cost):
+    tensors = {
+        LAYER + "mlp.down_proj.weight": weight(64, 64),
+        LAYER + "self_attn.o_proj.weight": weight(32, 64),
+        "lm_head.weight": weight(1024, 64),
+    }
+    plan = planned(tmp_path, tensors, scheme=scheme)
+    assert need.memory(plan) == 300_000_000 + cost * 64 * 64
+    assert tables.plan_document(plan)["memory_about"] == need.memory(plan)
+
+
+def test_free_disk_is_that_where_the_output_goes(tmp_path, monkeypatch):
+    asked = []
+
+    def statvfs(path):
+        asked.append(str(path))
+        if path != tmp_path:
+            raise FileNotFoundError
+        return SimpleNamespace(f_bavail=7, f_frsize=4096)
+
+    monkeypatch.setattr(need.os, "statvfs", statvfs)
+    assert need.disk_free(tmp_path / "not" / "yet") == 7 * 4096
+    assert asked == [str(tmp_path / "not" / "yet"), str(tmp_path / "not"), str(tmp_path)]
