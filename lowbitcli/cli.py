@@ -333,9 +333,10 @@ def recipe_check(
     source: Annotated[
         Path | None, typer.Argument(metavar="[SRC]", help="a checkpoint that it is for")
     ] = None,
+    verbose: opt.Verbose = False,
 ) -> int:
     """Check a recipe, and whether its patterns find their tensors in a checkpoint."""
-    from lowbitcli import console, recipe
+    from lowbitcli import console, recipe, tables
     from lowbitcli.plan.prepare import Request, plan_quantize
 
     found = recipe.load(name)
@@ -343,6 +344,7 @@ def recipe_check(
     if source is not None:
         plan = plan_quantize(source, None, Request(recipe=name))
         lines.append(f"{source}: {len(plan.quantized)} of {len(plan.weights)} tensors quantized")
+        lines += ["", *tables.recipe_lines(found, plan, everything=verbose)]
     console.data(lines)
     return 0
 
