@@ -29,7 +29,9 @@ def columns(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[st
     """Return rows as lines whose cells stand below each other; columns in `right` end together."""
     shown = [[safe(cell) for cell in row] for row in rows]
     right = set(right)
-    widths = [min(max(map(cell_len, column)), WIDEST) for column in zip(*shown, strict=True)]
+    widths = [
+        min(max(map(cell_len, column)), WIDEST) for column in zip(*shown, strict=True)
+    ]
     lines = []
     for row in shown:
         cells = []
@@ -44,7 +46,9 @@ def shape_of(shape: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def first(rows: list[Sequence[str]], everything: bool) -> tuple[list[Sequence[str]], list[str]]:
+def first(
+    rows: list[Sequence[str]], everything: bool
+) -> tuple[list[Sequence[str]], list[str]]:
     """Return the rows to show, and a line about those that are not shown."""
     if everything or len(rows) <= SHOWN:
         return rows, []
@@ -53,7 +57,10 @@ def first(rows: list[Sequence[str]], everything: bool) -> tuple[list[Sequence[st
 
 def plan_lines(plan: Plan, *, everything: bool = False) -> list[str]:
     """Tell of a plan: schemes with tensors and bytes, what is kept and why, the sizes."""
-    lines = [f"{safe(str(plan.source))} -> {safe(str(plan.output))} ({plan.container})", ""]
+    lines = [
+        f"{safe(str(plan.source))} -> {safe(str(plan.output))} ({plan.container})",
+        "",
+    ]
     table: list[Sequence[str]] = [("scheme", "tensors", "size")]
     table += [(name, f"{n:,}", size(total)) for name, (n, total) in plan.counts.items()]
     lines += columns(table, right=(1, 2))
@@ -89,7 +96,9 @@ def _sizes(plan: Plan) -> list[str]:
         right=(1, 2),
     )
     if plan.bits_per_weight:
-        lines.append(f"{plan.bits_per_weight:.2f} bits per quantized weight, scales included")
+        lines.append(
+            f"{plan.bits_per_weight:.2f} bits per quantized weight, scales included"
+        )
     free = None if plan.output is None else need.disk_free(plan.output)
     told = "" if free is None else f" of disk, where {size(free)} are free,"
     lines.append(
@@ -148,8 +157,6 @@ def _weight_document(weight: Weight) -> dict[str, Any]:
 def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     """Tell of a run: sizes, speed, memory, the weights that lost most, where the output is."""
     plan = outcome.plan
-    if outcome.complete:
-        return [f"{safe(str(outcome.output))} ({plan.container}): already complete"]
     sizes = f"{size(plan.bytes_in)} -> {size(plan.bytes_out)}"
     if plan.bits_per_weight:
         sizes += f", {plan.bits_per_weight:.2f} bits per quantized weight"
@@ -162,16 +169,17 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     if worst:
         rows: list[Sequence[str]] = [("largest errors", "relative", "SQNR")]
         rows += [
-            (name, f"{error.relative:.4f}", f"{error.sqnr_db:.1f} dB") for name, error in worst
+            (name, f"{error.relative:.4f}", f"{error.sqnr_db:.1f} dB")
+            for name, error in worst
         ]
         lines += [*columns(rows, right=(1, 2)), ""]
     if outcome.non_finite:
         rows = [("kept as it is", "because")]
         kept, more = first(list(outcome.non_finite.items()), everything)
         lines += [*columns([*rows, *kept]), *more, ""]
-    if outcome.resumed:
-        lines.append(f"{outcome.resumed:,} of {len(plan.jobs):,} jobs were done before")
-    counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items())
+    counts = ", ".join(
+        f"{name} {number:,}" for name, (number, _) in plan.counts.items()
+    )
     return [
         *lines,
         f"{counts} tensors; {sizes}",
@@ -191,8 +199,6 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         },
         "non_finite": dict(outcome.non_finite),
         "moved": outcome.moved,
-        "already_complete": outcome.complete,
-        "resumed": outcome.resumed,
         "seconds": outcome.seconds,
         "peak_rss": outcome.peak_rss,
         "peak_gpu": outcome.peak_gpu,
@@ -202,7 +208,10 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
 def inspection_lines(found: Inspection, *, everything: bool = False) -> list[str]:
     """Tell of a checkpoint: its files, what its weights are stored as, what is wrong with it."""
     files = f"{len(found.files):,} file" + ("s" if len(found.files) != 1 else "")
-    lines = [f"{safe(str(found.path))} ({found.container}), {files}, {size(found.bytes)}", ""]
+    lines = [
+        f"{safe(str(found.path))} ({found.container}), {files}, {size(found.bytes)}",
+        "",
+    ]
     rows: list[Sequence[str]] = [("stored as", "tensors", "elements", "size")]
     rows += [
         (name, f"{number:,}", f"{elements:,}", size(total))
@@ -210,13 +219,20 @@ def inspection_lines(found: Inspection, *, everything: bool = False) -> list[str
     ]
     lines += columns(rows, right=(1, 2, 3))
     rows = [
-        (weight.name, shape_of(weight.shape), weight.scheme.name if weight.scheme else weight.dtype)
+        (
+            weight.name,
+            shape_of(weight.shape),
+            weight.scheme.name if weight.scheme else weight.dtype,
+        )
         for weight in found.weights
     ]
     shown, more = first(rows, everything)
     lines += ["", *columns([("tensor", "shape", "stored as"), *shown]), *more]
     if found.findings:
-        faults = [(finding.tensor, finding.kind, finding.message) for finding in found.findings]
+        faults = [
+            (finding.tensor, finding.kind, finding.message)
+            for finding in found.findings
+        ]
         lines += ["", *columns([("wrong", "", ""), *faults])]
     return lines
 
@@ -255,13 +271,20 @@ def verification_lines(found: "Verification", *, everything: bool = False) -> li
         rows.append((check.what, count, outcome, check.note))
     lines = columns([("checked", "number", "", ""), *rows], right=(1,))
     if found.problems:
-        rows = [(one.severity, one.kind, one.tensor, one.message) for one in found.problems]
+        rows = [
+            (one.severity, one.kind, one.tensor, one.message) for one in found.problems
+        ]
         shown, more = first(rows, everything)
         lines += ["", *columns([("", "kind", "tensor", "problem"), *shown]), *more]
     worst = found.worst(len(found.weights) if everything else 5)
     if worst:
         rows = [
-            (row.name, row.scheme, f"{row.figures.relative:.4f}", f"{row.figures.sqnr_db:.1f} dB")
+            (
+                row.name,
+                row.scheme,
+                f"{row.figures.relative:.4f}",
+                f"{row.figures.sqnr_db:.1f} dB",
+            )
             for row in worst
             if row.figures is not None
         ]
