@@ -47,9 +47,9 @@ def _matrix_kernel(
     out_ptr,  # [matrices] int32, zero: patterns of fp32 magnitudes
     size,
     programs,
-    BF16: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-    LOOPS: tl.constexpr,  # noqa: N803
+    BF16: tl.constexpr,
+    TILE: tl.constexpr,
+    LOOPS: tl.constexpr,
 ):
     """Take the largest pattern of TILE * LOOPS elements and raise the matrix's to it."""
     matrix = tl.program_id(0) // programs

@@ -21,17 +21,23 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import rounding
+from lowbit_kernels import rounding, rows
+from lowbit_kernels.formats import E4M3
 from lowbit_kernels.fp8_block import BLOCK128
-from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.jit import (
+    OPTIONS,
+    converts_fp8,
+    jit,
+    loadable,
+    tl,
+    use_kernel,
+)
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
     decode_e4m3,
     divide,
-    encode_e4m3,
-    magnitude_bits,
+    fp8_bytes,
     narrow,
-    pack_bytes,
     widen,
 )
 
@@ -50,80 +56,29 @@ def _cast_reference(w: Tensor, scale: Tensor) -> Tensor:
 
 
 @jit
-def _store_codes(data_ptr, offset, mask, codes, column, EIGHTS: tl.constexpr):  # noqa: N803
-    """Store codes `[N, 8]`; EIGHTS says that rows start at multiples of eight bytes."""
-    if EIGHTS:
-        tl.store(data_ptr + offset // 8, pack_bytes(codes, column, 1), mask=mask)
-    else:
-        tl.store(data_ptr + offset[:, None] + column, codes.to(tl.uint8), mask=mask)
-
-
-@jit
 def _cast_kernel(
     w_ptr,  # [groups, size] fp32, fp16, or bf16 as int16
-    data_ptr,  # [groups, size] E4M3 as uint8, or as int64 where size is a multiple of 8
+    data_ptr,  # [groups, size] E4M3 as uint8
     scale_ptr,  # [groups] fp32
     size,
     programs,
-    BF16: tl.constexpr,  # noqa: N803
-    EIGHTS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
+    BF16: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    NATIVE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Cast TILE times eight elements of a group that shares a scale."""
+    """Cast TILE times eight elements of a group that shares a scale; ALIGNED: size is a multiple of
+    sixteen.
+    """
     group = (tl.program_id(0) // programs).to(tl.int64)
     start = (tl.program_id(0) % programs).to(tl.int64) * (TILE * 8)
     base = group * size + start
-    offset = tl.arange(0, TILE) * 8
-    column = tl.arange(0, 8)[None, :]
-    if EIGHTS:
-        mask = offset < size - start
-        x = tl.load(w_ptr + base + offset[:, None] + column, mask=mask[:, None], other=0)
-        data_ptr += base // 8
-    else:
-        mask = offset[:, None] + column < size - start
-        x = tl.load(w_ptr + base + offset[:, None] + column, mask=mask, other=0)
-        data_ptr += base
-    codes = encode_e4m3(divide(widen(x, BF16), tl.load(scale_ptr + group)))
-    _store_codes(data_ptr, offset, mask, codes, column, EIGHTS)
-
-
-@jit
-def _row_kernel(
-    w_ptr,  # [rows, cols] fp32, fp16, or bf16 as int16
-    data_ptr,  # [rows, cols] E4M3 as uint8, or as int64 where cols is a multiple of 8
-    scale_ptr,  # [rows] fp32
-    cols,
-    BF16: tl.constexpr,  # noqa: N803
-    EIGHTS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-):
-    """Quantize one row: its amax, its scale, then its codes."""
-    row = tl.program_id(0).to(tl.int64)
-    w_ptr += row * cols
-    offset = tl.arange(0, TILE) * 8
-    column = tl.arange(0, 8)[None, :]
-    top = tl.zeros([TILE, 8], tl.int32)
-    for start in range(0, cols, TILE * 8):
-        index = start + offset[:, None] + column
-        mask = start + offset[:, None] < cols if EIGHTS else index < cols
-        top = tl.maximum(top, magnitude_bits(widen(tl.load(w_ptr + index, mask, other=0), BF16)))
-    amax = tl.cast(tl.max(tl.max(top, axis=1), axis=0), tl.float32, bitcast=True)
-    scale = tl.math.div_rn(amax, 448.0)
-    scale = tl.where(scale == 0, 2.0**-149, scale)
-    scale = tl.where(amax == 0, 1.0, scale)
-    tl.store(scale_ptr + row, scale)
-
-    data_ptr += row * cols // 8 if EIGHTS else row * cols
-    for start in range(0, cols, TILE * 8):
-        index = start + offset[:, None] + column
-        if EIGHTS:
-            mask = start + offset < cols
-            x = tl.load(w_ptr + index, mask[:, None], other=0)
-        else:
-            mask = index < cols
-            x = tl.load(w_ptr + index, mask, other=0)
-        codes = encode_e4m3(divide(widen(x, BF16), scale))
-        _store_codes(data_ptr, start + offset, mask, codes, column, EIGHTS)
+    offset = tl.arange(0, TILE)[:, None] * 8
+    index = offset + tl.arange(0, 8)[None, :]
+    mask = offset < size - start if ALIGNED else index < size - start
+    x = widen(tl.load(w_ptr + base + index, mask=mask, other=0), BF16)
+    codes = fp8_bytes(divide(x, tl.load(scale_ptr + group)), "E4M3", NATIVE)
+    tl.store(data_ptr + base + index, codes, mask=mask)
 
 
 @jit
@@ -133,8 +88,8 @@ def _dequantize_kernel(
     out_ptr,  # [groups, size] fp32, fp16 or bf16
     size,
     programs,
-    EIGHTS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Dequantize TILE times eight elements of a group that shares a scale."""
     group = (tl.program_id(0) // programs).to(tl.int64)
@@ -142,56 +97,31 @@ def _dequantize_kernel(
     base = group * size + start
     offset = tl.arange(0, TILE)[:, None] * 8
     index = offset + tl.arange(0, 8)[None, :]
-    mask = offset < size - start if EIGHTS else index < size - start
+    mask = offset < size - start if ALIGNED else index < size - start
     code = tl.load(data_ptr + base + index, mask=mask, other=0).to(tl.int32)
     value = decode_e4m3(code) * tl.load(scale_ptr + group)
     tl.store(out_ptr + base + index, narrow(value, out_ptr.dtype.element_ty), mask=mask)
 
 
-def _codes_like(w: Tensor, eights: bool) -> tuple[Tensor, Tensor]:
-    """Return empty E4M3 data for `w`, and the same as a kernel stores it."""
-    data = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
-    return data, data.view(-1).view(torch.int64 if eights else torch.uint8)
-
-
 def _launch_cast(w: Tensor, scale: Tensor) -> Tensor:
     """Cast `w` with a scale for each equal share of its elements, in order."""
-    size = w.numel() // scale.numel()
-    eights, tile = size % 8 == 0, 128
-    data, stored = _codes_like(w, eights)
+    size, tile = w.numel() // scale.numel(), 256
+    data = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
     programs = -(-size // (tile * 8))
     with torch.cuda.device_of(w):
         _cast_kernel[(scale.numel() * programs,)](
             loadable(w),
-            stored,
+            data.view(torch.uint8),
             scale.contiguous(),
             size,
             programs,
             BF16=w.dtype == torch.bfloat16,
-            EIGHTS=eights,
+            ALIGNED=size % 16 == 0,
+            NATIVE=converts_fp8(w),
             TILE=tile,
             **OPTIONS,
         )
     return data
-
-
-def _launch_rows(w: Tensor) -> tuple[Tensor, Tensor]:
-    cols = w.shape[-1]
-    eights = cols % 8 == 0
-    data, stored = _codes_like(w, eights)
-    scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32, device=w.device)
-    with torch.cuda.device_of(w):
-        _row_kernel[(scale.numel(),)](
-            loadable(w),
-            stored,
-            scale,
-            cols,
-            BF16=w.dtype == torch.bfloat16,
-            EIGHTS=eights,
-            TILE=128,
-            **OPTIONS,
-        )
-    return data, scale
 
 
 def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -205,9 +135,9 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
             out,
             size,
             programs,
-            EIGHTS=size % 8 == 0,
+            ALIGNED=size % 16 == 0,
             TILE=tile,
-            **OPTIONS,
+            **{**OPTIONS, "num_warps": 2},
         )
     return out
 
@@ -234,7 +164,7 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     amax_of.check_weight(w)
     if use_kernel(w):
-        return _launch_rows(w)
+        return rows.launch(w, E4M3)
     scale = scale_of(amax_of.rows(w)).unsqueeze(-1)
     return _cast_reference(w, scale), scale
 

@@ -24,16 +24,16 @@ from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import rounding
-from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
     decode_e4m3,
     decode_e8m0,
-    encode_e4m3,
     encode_e8m0,
-    magnitude_bits,
+    fp8_bytes,
+    magnitude,
     narrow,
-    pack_bytes,
+    patterns,
     widen,
 )
 
@@ -78,52 +78,50 @@ def _dequantize_reference(data: Tensor, scale: Tensor, high: int, dtype: torch.d
 @jit
 def _quantize_kernel(
     w_ptr,  # [matrices, rows, cols] fp32, fp16, or bf16 as int16
-    data_ptr,  # the same in E4M3 as uint8, or as int64 where cols is a multiple of 8
+    data_ptr,  # the same in E4M3 as uint8
     scale_ptr,  # [matrices, row blocks, column blocks] fp32
     rows,
     cols,
-    down,  # tiles of 128 x 128 in a column
+    down,  # tiles of HIGH x 128 in a column
     across,  # and in a row
-    BF16: tl.constexpr,  # noqa: N803
-    EIGHTS: tl.constexpr,  # noqa: N803
-    PER_ROW: tl.constexpr,  # noqa: N803
-    RULE: tl.constexpr,  # noqa: N803
+    BF16: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    NATIVE: tl.constexpr,
+    RULE: tl.constexpr,
+    HIGH: tl.constexpr,
+    PER_ROW: tl.constexpr,
 ):
-    """Quantize 128 x 128 elements, with a scale for all of them or for each row."""
+    """Quantize HIGH x 128 elements, with a scale for all of them or for each row."""
     tile = tl.program_id(0) // across
     column = tl.program_id(0) % across
     matrix = (tile // down).to(tl.int64)
-    top_row = (tile % down) * 128
-    row = top_row + tl.arange(0, 128)
-    col = column * 128 + tl.arange(0, 16)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    # One 64-bit place for the tile, 32-bit places within it.
-    base = (matrix * rows + top_row) * cols
-    offset = tl.arange(0, 128)[:, None, None] * cols + col
-    mask = (row < rows)[:, None, None] & (col < cols)
-    x = widen(tl.load(w_ptr + base + offset, mask=mask, other=0), BF16)
+    top_row = (tile % down) * HIGH
+    # One 64-bit place for the tile, 32-bit places within it; eight elements to a thread at a time.
+    base = (matrix * rows + top_row) * cols + column * 128
+    eighth = tl.arange(0, HIGH * 16)
+    row, col = eighth // 16, (eighth % 16) * 8
+    offset = (row * cols + col)[:, None] + tl.arange(0, 8)[None, :]
+    inside = top_row + row < rows
+    if ALIGNED:
+        mask = (inside & (column * 128 + col < cols))[:, None]
+    else:
+        mask = inside[:, None] & (column * 128 + col[:, None] + tl.arange(0, 8)[None, :] < cols)
+    x = tl.load(w_ptr + base + offset, mask=mask, other=0)
 
-    top = tl.max(tl.max(magnitude_bits(x), axis=2), axis=1)
-    if not PER_ROW:
-        top = tl.broadcast_to(tl.max(top, axis=0), [128])
-    amax = tl.cast(top, tl.float32, bitcast=True)
+    top = tl.max(patterns(x), axis=1)
+    top = tl.max(tl.reshape(top, [HIGH, 16]), axis=1) if PER_ROW else tl.max(top, axis=0)
+    amax = magnitude(top, tl.int16 if BF16 else w_ptr.dtype.element_ty)
     scale = tl.math.div_rn(tl.where(amax < 1e-4, 1e-4, amax), 448.0)
     if RULE == "ue8m0":
         scale = decode_e8m0(tl.maximum(encode_e8m0(scale), 1))
+    inverse = tl.math.div_rn(1.0, scale)
     if PER_ROW:
-        tl.store(scale_ptr + (matrix * rows + row) * across + column, scale, mask=row < rows)
+        index = top_row + tl.arange(0, HIGH)
+        tl.store(scale_ptr + (matrix * rows + index) * across + column, scale, mask=index < rows)
+        inverse = tl.reshape(tl.broadcast_to(inverse[:, None], [HIGH, 16]), [HIGH * 16])[:, None]
     else:
-        # All 128 are the same number.
-        tl.store(scale_ptr + tl.program_id(0) + row * 0, scale)
-
-    codes = encode_e4m3(x * tl.math.div_rn(1.0, scale)[:, None, None])
-    if EIGHTS:
-        eight = column * 16 + tl.arange(0, 16)[None, :]
-        words = pack_bytes(codes, tl.arange(0, 8)[None, None, :], 2)
-        mask = (row < rows)[:, None] & (eight * 8 < cols)
-        place = tl.arange(0, 128)[:, None] * (cols // 8) + eight
-        tl.store(data_ptr + base // 8 + place, words, mask=mask)
-    else:
-        tl.store(data_ptr + base + offset, codes.to(tl.uint8), mask=mask)
+        tl.store(scale_ptr + tl.program_id(0), scale)
+    tl.store(data_ptr + base + offset, fp8_bytes(widen(x, BF16) * inverse, "E4M3", NATIVE), mask)
 
 
 @jit
@@ -135,7 +133,7 @@ def _dequantize_kernel(
     cols,
     down,  # tiles of 32 x 128 in a column
     across,  # and in a row
-    HIGH: tl.constexpr,  # noqa: N803
+    HIGH: tl.constexpr,
 ):
     """Dequantize 32 x 128 elements."""
     tile = tl.program_id(0) // across
@@ -155,25 +153,29 @@ def _dequantize_kernel(
 
 def _launch_quantize(w: Tensor, high: int, rule: str) -> tuple[Tensor, Tensor]:
     lead, (rows, cols) = w.shape[:-2], w.shape[-2:]
-    down, across = -(-rows // 128), -(-cols // BLOCK)
+    tall = 128 if high == BLOCK else 32
+    down, across = -(-rows // tall), -(-cols // BLOCK)
     data = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
     shape = (*lead, -(-rows // high), across)
     scale = torch.empty(shape, dtype=torch.float32, device=w.device)
-    eights = cols % 8 == 0
     with torch.cuda.device_of(w):
         _quantize_kernel[(lead.numel() * down * across,)](
             loadable(w),
-            data.view(-1).view(torch.int64 if eights else torch.uint8),
+            data.view(torch.uint8),
             scale,
             rows,
             cols,
             down,
             across,
             BF16=w.dtype == torch.bfloat16,
-            EIGHTS=eights,
-            PER_ROW=high == 1,
+            ALIGNED=cols % 16 == 0,
+            NATIVE=converts_fp8(w),
             RULE=rule,
-            **{**OPTIONS, "num_warps": 16},
+            HIGH=tall,
+            PER_ROW=high == 1,
+            # 256 bytes to a thread, a quarter of that where it reads element by element.
+            num_warps=max(1, tall * w.element_size() // (64 if cols % 16 == 0 else 16)),
+            enable_fp_fusion=False,
         )
     return data, scale
 

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels import rows
+from lowbit_kernels.formats import INT8
+from lowbit_kernels.jit import OPTIONS, jit, tl, use_kernel
 from lowbit_kernels.ops import Ops
-from lowbit_kernels.rounding import magnitude_bits, narrow, widen
+from lowbit_kernels.rounding import narrow
 
 
 def scale_of(amax: Tensor) -> Tensor:
@@ -38,46 +40,13 @@ def _quantize_reference(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @jit
-def _row_kernel(
-    w_ptr,  # [rows, cols] fp32, fp16, or bf16 as int16
-    data_ptr,  # [rows, cols] int8
-    scale_ptr,  # [rows] fp32
-    cols,
-    BF16: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-):
-    """Quantize one row: its amax, its scale, then its codes."""
-    row = tl.program_id(0).to(tl.int64)
-    w_ptr += row * cols
-    data_ptr += row * cols
-    top = tl.zeros([TILE], tl.int32)
-    for start in range(0, cols, TILE):
-        index = start + tl.arange(0, TILE)
-        x = widen(tl.load(w_ptr + index, mask=index < cols, other=0), BF16)
-        top = tl.maximum(top, magnitude_bits(x))
-    amax = tl.cast(tl.max(top, axis=0), tl.float32, bitcast=True)
-    scale = tl.math.div_rn(amax, 127.0)
-    scale = tl.where(scale == 0, 2.0**-149, scale)
-    scale = tl.where(amax == 0, 1.0, scale)
-    tl.store(scale_ptr + row, scale)
-    for start in range(0, cols, TILE):
-        index = start + tl.arange(0, TILE)
-        x = widen(tl.load(w_ptr + index, mask=index < cols, other=0), BF16)
-        q = tl.math.div_rn(x, tl.zeros([TILE], tl.float32) + scale)
-        q = tl.where(q > 127.0, 127.0, tl.where(q < -127.0, -127.0, tl.where(q == q, q, 0.0)))
-        # Adding 1.5 * 2^23 leaves no bits below the integer: nearest, ties to even.
-        code = (q + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-        tl.store(data_ptr + index, code.to(tl.int8), mask=index < cols)
-
-
-@jit
 def _dequantize_kernel(
     data_ptr,  # [rows, cols] int8
     scale_ptr,  # [rows] fp32
     out_ptr,  # [rows, cols] fp32, fp16 or bf16
     cols,
     programs,
-    TILE: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,
 ):
     """Dequantize TILE elements of a row."""
     row = (tl.program_id(0) // programs).to(tl.int64)
@@ -86,17 +55,6 @@ def _dequantize_kernel(
     code = tl.load(data_ptr + row * cols + index, mask=mask, other=0)
     value = code.to(tl.float32) * tl.load(scale_ptr + row)
     tl.store(out_ptr + row * cols + index, narrow(value, out_ptr.dtype.element_ty), mask=mask)
-
-
-def _launch_quantize(w: Tensor) -> tuple[Tensor, Tensor]:
-    data = torch.empty(w.shape, dtype=torch.int8, device=w.device)
-    scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32, device=w.device)
-    bf16 = w.dtype == torch.bfloat16
-    with torch.cuda.device_of(w):
-        _row_kernel[(scale.numel(),)](
-            loadable(w), data, scale, w.shape[-1], BF16=bf16, TILE=1024, **OPTIONS
-        )
-    return data, scale
 
 
 def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,7 +80,7 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     Raises ValueError for a dtype or shape that is no weight.
     """
     amax_of.check_weight(w)
-    return _launch_quantize(w) if use_kernel(w) else _quantize_reference(w)
+    return rows.launch(w, INT8) if use_kernel(w) else _quantize_reference(w)
 
 
 def dequantize_channel(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -9,6 +9,7 @@ kernels for one.
 
 import contextlib
 import contextvars
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,21 @@ def references() -> Iterator[None]:
         _REFERENCES.reset(token)
 
 
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def capability(w: Tensor) -> tuple[int, int]:
+    """Return the compute capability of the device that `w` is on; (0, 0) in the interpreter."""
+    return _capability(w.device.index) if w.is_cuda else (0, 0)
+
+
+def converts_fp8(w: Tensor) -> bool:
+    """Say whether the device of `w` rounds fp32 to FP8 in one instruction (Ada and later)."""
+    return capability(w) >= (8, 9)
+
+
 def use_kernel(w: Tensor) -> bool:
     """Say whether `w` goes to the Triton kernel: on a CUDA device, or anywhere under Triton's
     interpreter.
@@ -92,6 +108,8 @@ __all__ = [
     "HAS_TRITON",
     "INTERPRETED",
     "OPTIONS",
+    "capability",
+    "converts_fp8",
     "jit",
     "loadable",
     "references",

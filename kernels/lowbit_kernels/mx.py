@@ -28,16 +28,24 @@ Source: OCP Microscaling Formats 1.0 for the format; rule amax rounds as the PTX
 `cvt.rp.satfinite.ue8m0x2.f32` does, as in TransformerEngine 2.20 `common/cast/mxfp8`.
 """
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import rounding
+from lowbit_kernels import fp4_pairs, rounding
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
-from lowbit_kernels.jit import OPTIONS, jit, loadable, static_range, tl, use_kernel
+from lowbit_kernels.jit import (
+    OPTIONS,
+    converts_fp8,
+    jit,
+    loadable,
+    static_range,
+    tl,
+    use_kernel,
+)
+from lowbit_kernels.mx_scales import scale_codes, scale_of
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
     decode_e2m1,
@@ -47,10 +55,9 @@ from lowbit_kernels.rounding import (
     encode_e2m1,
     encode_e4m3,
     encode_e5m2,
-    encode_e8m0,
+    fp8_bytes,
     magnitude_bits,
     narrow,
-    pack_bytes,
     pack_nibbles,
     reciprocal_e8m0,
     tree_sum,
@@ -60,28 +67,6 @@ from lowbit_kernels.rounding import (
 BLOCK = 32
 RULES = ("amax", "floor", "ceil", "even", "mse")
 TORCH = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2, "E2M1": torch.uint8}
-
-
-def _exponent_of_max(element: Format) -> int:
-    return math.frexp(element.max)[1] - 1
-
-
-def _mantissa_bits(element: Format) -> int:
-    return round(math.log2(element.min_normal / element.smallest))
-
-
-def scale_of(amax: Tensor, element: Format, rule: str) -> Tensor:
-    """Return the E8M0 codes, uint8, of blocks with largest magnitudes `amax`."""
-    if rule in ("amax", "mse"):
-        return rounding.e8m0_ceil(amax / torch.full_like(amax, element.max))
-    bits = amax.view(torch.int32)
-    if rule == "even":
-        bits = bits + (1 << (22 - _mantissa_bits(element)))
-    exponent = bits >> 23
-    if rule == "ceil":
-        exponent = exponent + ((bits & 0x7FFFFF) > 0)
-    code = (exponent.clamp(max=255) - _exponent_of_max(element)).clamp(min=0)
-    return torch.where(torch.isnan(amax), 255, code).to(torch.uint8)
 
 
 def _element_codes(y: Tensor, x: Tensor, element: Format) -> Tensor:
@@ -135,27 +120,7 @@ def _dequantize_reference(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Te
 
 
 @jit
-def _scale_codes(amax, ELEMENT: tl.constexpr, RULE: tl.constexpr):  # noqa: N803
-    """Return E8M0 codes of block maxima."""
-    largest = 448.0 if ELEMENT == "E4M3" else (57344.0 if ELEMENT == "E5M2" else 6.0)
-    emax = 8 if ELEMENT == "E4M3" else (15 if ELEMENT == "E5M2" else 2)
-    if RULE == "amax" or RULE == "mse":
-        return encode_e8m0(tl.math.div_rn(amax, largest))
-    else:
-        bits = amax.to(tl.int32, bitcast=True)
-        nan = bits > 0x7F800000
-        if RULE == "even":
-            # Half a step of the mantissa's last bit.
-            bits += 0x80000 if ELEMENT == "E4M3" else (0x100000 if ELEMENT == "E5M2" else 0x200000)
-        exponent = bits >> 23
-        if RULE == "ceil":
-            exponent += ((bits & 0x7FFFFF) > 0).to(tl.int32)
-        code = tl.maximum(tl.minimum(exponent, 255) - emax, 0)
-        return tl.where(nan, 255, code)
-
-
-@jit
-def _encode(y, x, ELEMENT: tl.constexpr):  # noqa: N803
+def _encode(y, x, ELEMENT: tl.constexpr):
     """Return codes of y, which is x in units of the scale."""
     if ELEMENT == "E4M3":
         return encode_e4m3(y)
@@ -166,7 +131,7 @@ def _encode(y, x, ELEMENT: tl.constexpr):  # noqa: N803
 
 
 @jit
-def _decode(code, ELEMENT: tl.constexpr):  # noqa: N803
+def _decode(code, ELEMENT: tl.constexpr):
     """Return fp32 values of codes."""
     if ELEMENT == "E4M3":
         return decode_e4m3(code)
@@ -177,34 +142,50 @@ def _decode(code, ELEMENT: tl.constexpr):  # noqa: N803
 
 
 @jit
-def _quantize_kernel(
-    w_ptr,  # [blocks, 32] fp32, fp16, or bf16 as int16
-    data_ptr,  # [blocks, 4] int64 of FP8 codes, or int32 of E2M1 codes
-    scale_ptr,  # [blocks] E8M0 as uint8
-    blocks,
-    BF16: tl.constexpr,  # noqa: N803
-    ELEMENT: tl.constexpr,  # noqa: N803
-    RULE: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-):
-    """Quantize TILE blocks; four threads hold a block, eight elements each."""
-    first = tl.program_id(0).to(tl.int64) * TILE
-    index = tl.arange(0, TILE)
-    mask = index < blocks - first
-    quarter = index[:, None] * 4 + tl.arange(0, 4)[None, :]
-    column = tl.arange(0, 8)[None, None, :]
-    offset = quarter[:, :, None] * 8 + column
-    x = widen(tl.load(w_ptr + first * 32 + offset, mask=mask[:, None, None], other=0), BF16)
-    amax = tl.cast(tl.max(tl.max(magnitude_bits(x), axis=2), axis=1), tl.float32, bitcast=True)
-    scale = _scale_codes(amax, ELEMENT, RULE)
-    tl.store(scale_ptr + first + index, scale.to(tl.uint8), mask=mask)
-    codes = _encode(x * reciprocal_e8m0(scale)[:, None, None], x, ELEMENT)
-    words = pack_nibbles(codes, column, 2) if ELEMENT == "E2M1" else pack_bytes(codes, column, 2)
-    tl.store(data_ptr + first * 4 + quarter, words, mask=mask[:, None])
+def _store(data_ptr, y, x, offset, mask, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
+    """Store the codes of y `[N, 8]`, which is x in units of the scale, at element `offset [N]`."""
+    column = tl.arange(0, 8)[None, :]
+    if ELEMENT == "E2M1":
+        tl.store(data_ptr + offset // 8, pack_nibbles(_encode(y, x, ELEMENT), column, 1), mask)
+    else:
+        tl.store(
+            data_ptr + offset[:, None] + column, fp8_bytes(y, ELEMENT, NATIVE), mask=mask[:, None]
+        )
 
 
 @jit
-def _error(unit, x, up, down, ELEMENT: tl.constexpr):  # noqa: N803
+def _quantize_kernel(
+    w_ptr,  # [blocks, 32] fp32, fp16, or bf16 as int16
+    data_ptr,  # [blocks, 32] FP8 codes as uint8, or [blocks, 4] int32 of E2M1 codes
+    scale_ptr,  # [blocks] E8M0 as uint8
+    blocks,
+    BF16: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    RULE: tl.constexpr,
+    NATIVE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Quantize TILE blocks; four threads hold a block, eight elements each."""
+    first = tl.program_id(0).to(tl.int64) * TILE
+    quarter = tl.arange(0, TILE * 4)
+    mask = quarter // 4 < blocks - first
+    offset = quarter * 8
+    w_ptr += first * 32
+    x = widen(
+        tl.load(w_ptr + offset[:, None] + tl.arange(0, 8)[None, :], mask=mask[:, None], other=0),
+        BF16,
+    )
+    top = tl.max(tl.reshape(tl.max(magnitude_bits(x), axis=1), [TILE, 4]), axis=1)
+    scale = scale_codes(tl.cast(top, tl.float32, bitcast=True), ELEMENT, RULE)
+    index = tl.arange(0, TILE)
+    tl.store(scale_ptr + first + index, scale.to(tl.uint8), mask=index < blocks - first)
+    unit = tl.broadcast_to(reciprocal_e8m0(scale)[:, None], [TILE, 4])
+    data_ptr += first * (4 if ELEMENT == "E2M1" else 32)
+    _store(data_ptr, x * tl.reshape(unit, [TILE * 4])[:, None], x, offset, mask, ELEMENT, NATIVE)
+
+
+@jit
+def _error(unit, x, up, down, ELEMENT: tl.constexpr):
     """Return the squared errors of x, given in units, at a scale of down = 1 / up units."""
     d = _decode(_encode(unit * up, x, ELEMENT), ELEMENT) * down - unit
     return d * d
@@ -213,12 +194,13 @@ def _error(unit, x, up, down, ELEMENT: tl.constexpr):  # noqa: N803
 @jit
 def _search_kernel(
     w_ptr,  # [blocks, 32] fp32, fp16, or bf16 as int16
-    data_ptr,  # [blocks, 4] int64 of FP8 codes, or int32 of E2M1 codes
+    data_ptr,  # [blocks, 32] FP8 codes as uint8, or [blocks, 4] int32 of E2M1 codes
     scale_ptr,  # [blocks] E8M0 as uint8
     blocks,
-    BF16: tl.constexpr,  # noqa: N803
-    ELEMENT: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
+    BF16: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Quantize TILE blocks with the best of three scales; a thread holds a block as quarters."""
     first = tl.program_id(0).to(tl.int64) * TILE
@@ -235,7 +217,7 @@ def _search_kernel(
         tl.maximum(magnitude_bits(a), magnitude_bits(b)),
         tl.maximum(magnitude_bits(c), magnitude_bits(d)),
     )
-    scale = _scale_codes(tl.cast(tl.max(top, axis=1), tl.float32, bitcast=True), ELEMENT, "mse")
+    scale = scale_codes(tl.cast(tl.max(top, axis=1), tl.float32, bitcast=True), ELEMENT, "mse")
 
     unit = reciprocal_e8m0(scale)[:, None]
     best = scale
@@ -257,14 +239,11 @@ def _search_kernel(
 
     tl.store(scale_ptr + first + index, best.to(tl.uint8), mask=mask)
     multiplier = reciprocal_e8m0(best)[:, None]
-    data_ptr += first * 4 + index * 4
+    data_ptr += first * (4 if ELEMENT == "E2M1" else 32)
     for quarter in static_range(4):
         x = a if quarter == 0 else (b if quarter == 1 else (c if quarter == 2 else d))
-        codes = _encode(x * multiplier, x, ELEMENT)
-        if ELEMENT == "E2M1":
-            tl.store(data_ptr + quarter, pack_nibbles(codes, column, 1), mask=mask)
-        else:
-            tl.store(data_ptr + quarter, pack_bytes(codes, column, 1), mask=mask)
+        offset = index * 32 + quarter * 8
+        _store(data_ptr, x * multiplier, x, offset, mask, ELEMENT, NATIVE)
 
 
 @jit
@@ -273,8 +252,8 @@ def _dequantize_kernel(
     scale_ptr,  # [quarters / 4] E8M0 as uint8
     out_ptr,  # [quarters, 8] fp32, fp16 or bf16
     quarters,
-    ELEMENT: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
+    ELEMENT: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Dequantize TILE quarters of blocks, eight elements to a thread."""
     first = tl.program_id(0).to(tl.int64) * TILE
@@ -298,16 +277,23 @@ def _launch_quantize(w: Tensor, element: Format, rule: str) -> tuple[Tensor, Ten
     data = torch.empty(shape, dtype=TORCH[element.name], device=w.device)
     scale = torch.empty((*w.shape[:-1], cols // BLOCK), dtype=torch.uint8, device=w.device)
     blocks = scale.numel()
-    word = torch.int32 if element is E2M1 else torch.int64
+    if element is E2M1 and rule != "mse" and fp4_pairs.takes(w):
+        fp4_pairs.launch_mxfp4(w.contiguous(), data, scale, rule)
+        return data, scale
+    word = torch.int32 if element is E2M1 else torch.uint8
     arguments = (loadable(w), data.view(-1).view(word), scale, blocks)
-    constants = {"BF16": w.dtype == torch.bfloat16, "ELEMENT": element.name}
+    constants = {
+        "BF16": w.dtype == torch.bfloat16,
+        "ELEMENT": element.name,
+        "NATIVE": converts_fp8(w),
+        **OPTIONS,
+    }
     with torch.cuda.device_of(w):
         if rule == "mse":
-            _search_kernel[(-(-blocks // 128),)](*arguments, **constants, TILE=128, **OPTIONS)
+            _search_kernel[(-(-blocks // 128),)](*arguments, **constants, TILE=128)
         else:
-            _quantize_kernel[(-(-blocks // 32),)](
-                *arguments, **constants, RULE=rule, TILE=32, **OPTIONS
-            )
+            constants["num_warps"] = 2
+            _quantize_kernel[(-(-blocks // 32),)](*arguments, **constants, RULE=rule, TILE=32)
     return data, scale
 
 
@@ -315,7 +301,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
     name = next(name for name, stored in TORCH.items() if stored == data.dtype)
     word = torch.int32 if name == "E2M1" else torch.int64
     out = torch.empty((*scale.shape[:-1], scale.shape[-1] * BLOCK), dtype=dtype, device=data.device)
-    quarters, tile = scale.numel() * 4, 128
+    quarters, tile = scale.numel() * 4, 256
     with torch.cuda.device_of(data):
         _dequantize_kernel[(-(-quarters // tile),)](
             data.contiguous().view(-1).view(word),
@@ -324,7 +310,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
             quarters,
             ELEMENT=name,
             TILE=tile,
-            **OPTIONS,
+            **{**OPTIONS, "num_warps": 2},
         )
     return out
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import nvfp4_search, nvfp4_te, rounding
+from lowbit_kernels import fp4_pairs, nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.nvfp4_search import best_codes
@@ -107,7 +107,7 @@ def _dequantize_reference(
 
 
 @jit
-def _codes(x, step, FAST: tl.constexpr):  # noqa: N803
+def _codes(x, step, FAST: tl.constexpr):
     """Return E2M1 codes `[N, 8]` of x `[N, 8]` with a step `[N]` for each row."""
     a = tl.abs(x)
     if FAST:
@@ -132,11 +132,11 @@ def _quantize_kernel(
     blocks,
     programs,
     across,  # blocks of a row
-    BF16: tl.constexpr,  # noqa: N803
-    WEIGHTED: tl.constexpr,  # noqa: N803
-    RADIUS: tl.constexpr,  # noqa: N803
-    COUNT: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
+    BF16: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    RADIUS: tl.constexpr,
+    COUNT: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Quantize TILE blocks; a thread holds a block as two halves of eight elements.
 
@@ -192,7 +192,7 @@ def _dequantize_kernel(
     out_ptr,  # [matrices, blocks, 16] fp32, fp16 or bf16
     halves,
     programs,
-    TILE: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,
 ):
     """Dequantize TILE half blocks, eight elements to a thread."""
     matrix = (tl.program_id(0) // programs).to(tl.int64)
@@ -215,6 +215,10 @@ def _launch_quantize(
     rows, cols = w.shape[-2:]
     packed = torch.empty((*w.shape[:-1], cols // 2), dtype=torch.uint8, device=w.device)
     scale = torch.empty((*w.shape[:-1], cols // BLOCK), dtype=torch.float8_e4m3fn, device=w.device)
+    global_scale = global_scale.contiguous()
+    if radius is None and fp4_pairs.takes(w):
+        fp4_pairs.launch_nvfp4(w.contiguous(), global_scale, packed, scale)
+        return packed, scale
     blocks, tile = rows * cols // BLOCK, 128
     programs = -(-blocks // tile)
     with torch.cuda.device_of(w):
@@ -222,7 +226,7 @@ def _launch_quantize(
             loadable(w),
             packed.view(torch.int64),
             scale.view(torch.uint8),
-            global_scale.contiguous(),
+            global_scale,
             global_scale if h is None else h,
             blocks,
             programs,
@@ -242,7 +246,7 @@ def _launch_dequantize(
 ) -> Tensor:
     rows, cols = packed.shape[-2], packed.shape[-1] * 2
     out = torch.empty((*packed.shape[:-1], cols), dtype=dtype, device=packed.device)
-    halves, tile = rows * cols // 8, 128
+    halves, tile = rows * cols // 8, 256
     programs = -(-halves // tile)
     with torch.cuda.device_of(packed):
         _dequantize_kernel[(packed.shape[:-2].numel() * programs,)](
@@ -253,7 +257,7 @@ def _launch_dequantize(
             halves,
             programs,
             TILE=tile,
-            **OPTIONS,
+            **{**OPTIONS, "num_warps": 2},
         )
     return out
 

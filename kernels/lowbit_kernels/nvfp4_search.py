@@ -94,7 +94,7 @@ def best_codes_of(
 
 
 @jit
-def _half_error(a, step, unit, h, PLAIN: tl.constexpr):  # noqa: N803
+def _half_error(a, step, unit, h, PLAIN: tl.constexpr):
     """Return squared errors `[N, 8]` of magnitudes a with a step for each row."""
     divisor = tl.where(step < 1e-5, 1.0, step) if PLAIN else step
     q = tl.math.div_rn(a, tl.broadcast_to(divisor[:, None], a.shape))
@@ -112,8 +112,8 @@ def best_codes(
     amax,
     first,
     g,
-    RADIUS: tl.constexpr,  # noqa: N803
-    COUNT: tl.constexpr,  # noqa: N803
+    RADIUS: tl.constexpr,
+    COUNT: tl.constexpr,
 ):
     """Return the best E4M3 codes of blocks given as halves `[N, 8]`; RADIUS 0 tries all 126."""
     a, b = tl.abs(low), tl.abs(high)

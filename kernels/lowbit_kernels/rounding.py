@@ -102,7 +102,7 @@ def unpack(packed: Tensor) -> Tensor:
 
 
 @jit
-def widen(x, BF16: tl.constexpr):  # noqa: N803
+def widen(x, BF16: tl.constexpr):
     """Return a loaded tile as fp32; bf16 is loaded as int16 and widened by a shift."""
     if BF16:
         return (x.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -111,7 +111,7 @@ def widen(x, BF16: tl.constexpr):  # noqa: N803
 
 
 @jit
-def narrow(x, DTYPE: tl.constexpr):  # noqa: N803
+def narrow(x, DTYPE: tl.constexpr):
     """Return fp32 x in a floating DTYPE: nearest, ties to even."""
     if COMPILED or tl.bfloat16 != DTYPE:
         return x.to(DTYPE)
@@ -126,6 +126,28 @@ def narrow(x, DTYPE: tl.constexpr):  # noqa: N803
 def magnitude_bits(x):
     """Return the patterns of |x|, which order as |x| does, NaN above all."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@jit
+def patterns(x):
+    """Return the patterns of |x| as loaded, int32: they order as |x| does, NaN above all."""
+    if x.dtype == tl.int16:
+        return (x & 0x7FFF).to(tl.int32)
+    elif x.dtype == tl.float16:
+        return (x.to(tl.int16, bitcast=True) & 0x7FFF).to(tl.int32)
+    else:
+        return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@jit
+def magnitude(pattern, DTYPE: tl.constexpr):
+    """Return the fp32 magnitude with a pattern of `patterns`, of elements loaded as DTYPE."""
+    if tl.int16 == DTYPE:
+        return (pattern << 16).to(tl.float32, bitcast=True)
+    elif tl.float16 == DTYPE:
+        return pattern.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return pattern.to(tl.float32, bitcast=True)
 
 
 @jit
@@ -153,7 +175,7 @@ def divide(x, s):
 
 
 @jit
-def _encode_fp8(x, MANTISSA: tl.constexpr, LEAST: tl.constexpr, MAX: tl.constexpr):  # noqa: N803
+def _encode_fp8(x, MANTISSA: tl.constexpr, LEAST: tl.constexpr, MAX: tl.constexpr):
     """Return the FP8 code of fp32 x: nearest, ties to even; saturates; NaN is 0x7F.
 
     MANTISSA is its bits of mantissa, LEAST and MAX the fp32 patterns of its smallest normal and
@@ -181,6 +203,29 @@ def encode_e4m3(x):
 def encode_e5m2(x):
     """Return the E5M2 codes of fp32 x, never Inf."""
     return _encode_fp8(x, 2, 0x38800000, 0x47600000)
+
+
+# Four fp32 to four FP8 codes in one register; saturates, NaN is 0x7F.
+_FOUR = """{{
+    .reg .b16 low, high;
+    cvt.rn.satfinite.{0}x2.f32 low, $2, $1;
+    cvt.rn.satfinite.{0}x2.f32 high, $4, $3;
+    mov.b32 $0, {{low, high}};
+}}"""
+_FOUR_E4M3 = tl.constexpr(_FOUR.format("e4m3"))
+_FOUR_E5M2 = tl.constexpr(_FOUR.format("e5m2"))
+
+
+@jit
+def fp8_bytes(x, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the FP8 codes of fp32 x as uint8; NATIVE: the device has an instruction for it."""
+    if NATIVE:
+        code: tl.constexpr = _FOUR_E4M3 if ELEMENT == "E4M3" else _FOUR_E5M2
+        return tl.inline_asm_elementwise(code, "=r,r,r,r,r", [x], tl.uint8, True, 4)
+    elif ELEMENT == "E4M3":
+        return encode_e4m3(x).to(tl.uint8)
+    else:
+        return encode_e5m2(x).to(tl.uint8)
 
 
 @jit
@@ -242,19 +287,7 @@ def reciprocal_e8m0(code):
 
 
 @jit
-def pack_bytes(codes, column, AXIS: tl.constexpr):  # noqa: N803
-    """Pack int32 codes, a byte each, into int64 along AXIS of length 8, the first byte lowest.
-
-    `column` is arange(0, 8), shaped to broadcast over `codes`.
-    """
-    shifted = codes << ((column & 3) * 8)
-    low = tl.sum(tl.where(column < 4, shifted, 0), axis=AXIS).to(tl.int64)
-    high = tl.sum(tl.where(column < 4, 0, shifted), axis=AXIS).to(tl.int64)
-    return (high << 32) | (low & 0xFFFFFFFF)
-
-
-@jit
-def pack_nibbles(codes, column, AXIS: tl.constexpr):  # noqa: N803
+def pack_nibbles(codes, column, AXIS: tl.constexpr):
     """Pack int32 codes of four bits into int32 along AXIS of length 8, the first lowest."""
     return tl.sum(codes << (column * 4), axis=AXIS)
 

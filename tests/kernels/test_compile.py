@@ -6,7 +6,6 @@ Runs in a process of its own with LOWBIT_TRITON=1, since the tests' own process 
 """
 
 import ast
-import itertools
 import json
 import os
 import re
@@ -16,74 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.variants import variants
+
 pytest.importorskip("triton", reason="triton is not installed")
 
 KERNELS = Path(__file__).parents[2] / "kernels" / "lowbit_kernels"
-INPUT = {"bf16": ("*i16", True), "fp16": ("*fp16", False), "fp32": ("*fp32", False)}
-
-
-def _variants():
-    """List (module, kernel, pointer and integer types, constants) to compile."""
-    flat = {"size": "i32", "programs": "i32"}
-    for name, (pointer, bf16) in INPUT.items():
-        w = {"w_ptr": pointer}
-        constants = {"BF16": bf16, "TILE": 4096, "LOOPS": 4}
-        yield "amax", "_matrix_kernel", w | {"out_ptr": "*i32"} | flat, constants
-        nv = {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
-        count = {"h_ptr": "*fp32", "blocks": "i32", "programs": "i32", "across": "i32"}
-        for weighted, radius, tries in (
-            (False, 0, 0),
-            (False, 6, 13),
-            (True, 12, 25),
-            (False, 0, 126),
-        ):
-            constants = {"BF16": bf16, "WEIGHTED": weighted, "RADIUS": radius, "COUNT": tries}
-            if tries == 0 or name == "bf16":
-                yield "nvfp4", "_quantize_kernel", w | nv | count, constants | {"TILE": 128}
-        out = {"out_ptr": f"*{name}"}
-        count = {"halves": "i32", "programs": "i32"}
-        yield (
-            "nvfp4",
-            "_dequantize_kernel",
-            nv | {"packed_ptr": "*i32"} | out | count,
-            {"TILE": 128},
-        )
-        for eights in (True, False):
-            constants = {"BF16": bf16, "EIGHTS": eights, "TILE": 128}
-            data = {"data_ptr": "*i64" if eights else "*u8", "scale_ptr": "*fp32"}
-            yield "fp8", "_cast_kernel", w | data | flat, constants
-            yield "fp8", "_row_kernel", w | data | {"cols": "i32"}, constants
-            types = {"data_ptr": "*u8", "scale_ptr": "*fp32"} | out | flat
-            yield "fp8", "_dequantize_kernel", types, {"EIGHTS": eights, "TILE": 128}
-        sides = {"rows": "i32", "cols": "i32", "down": "i32", "across": "i32"}
-        constants = {"BF16": bf16, "EIGHTS": True, "PER_ROW": name == "fp16", "RULE": "amax"}
-        data = {"data_ptr": "*i64", "scale_ptr": "*fp32"}
-        yield "fp8_block", "_quantize_kernel", w | data | sides, constants
-        if name == "bf16":
-            for rule, row in (("amax", True), ("ue8m0", False)):
-                changed = constants | {"RULE": rule, "PER_ROW": row}
-                yield "fp8_block", "_quantize_kernel", w | data | sides, changed
-            types = w | {"data_ptr": "*u8", "scale_ptr": "*fp32"} | sides
-            yield "fp8_block", "_quantize_kernel", types, constants | {"EIGHTS": False}
-        types = {"data_ptr": "*u8", "scale_ptr": "*fp32"} | out | sides
-        yield "fp8_block", "_dequantize_kernel", types, {"HIGH": 1 if name == "fp16" else 128}
-        types = w | {"data_ptr": "*i8", "scale_ptr": "*fp32", "cols": "i32"}
-        yield "integer", "_row_kernel", types, {"BF16": bf16, "TILE": 1024}
-        types = {"data_ptr": "*i8", "scale_ptr": "*fp32"} | out | {"cols": "i32", "programs": "i32"}
-        yield "integer", "_dequantize_kernel", types, {"TILE": 1024}
-        for element in ("E4M3", "E5M2", "E2M1"):
-            word = "*i32" if element == "E2M1" else "*i64"
-            data = {"data_ptr": word, "scale_ptr": "*u8"}
-            types = data | out | {"quarters": "i32"}
-            yield "mx", "_dequantize_kernel", types, {"ELEMENT": element, "TILE": 128}
-            if name == "fp16" or (name == "fp32" and element == "E5M2"):
-                continue
-            constants = {"BF16": bf16, "ELEMENT": element, "TILE": 128}
-            types = w | data | {"blocks": "i32"}
-            yield "mx", "_search_kernel", types, constants
-            for rule in ("amax", "floor", "ceil", "even") if name == "bf16" else ("amax",):
-                constants = {"BF16": bf16, "ELEMENT": element, "RULE": rule, "TILE": 32}
-                yield "mx", "_quantize_kernel", types, constants
 
 
 def _compile_all(arch: int) -> list[dict]:
@@ -95,7 +31,7 @@ def _compile_all(arch: int) -> list[dict]:
     from triton.compiler import ASTSource
 
     rows = []
-    for module, name, types, constants in _variants():
+    for module, name, types, constants, warps in variants(arch):
         kernel = getattr(importlib.import_module(f"lowbit_kernels.{module}"), name)
         names = kernel.arg_names
         source = ASTSource(
@@ -105,16 +41,13 @@ def _compile_all(arch: int) -> list[dict]:
             attrs={
                 (names.index(n),): [["tt.divisibility", 16]]
                 for n, t in types.items()
-                if t[0] == "*"
+                if t[0] == "*" or (n in ("size", "cols") and constants.get("ALIGNED"))
             },
         )
         compiled = triton.compile(
             source,
             target=GPUTarget("cuda", arch, 32),
-            options={
-                "num_warps": 16 if module == "fp8_block" and "RULE" in constants else 4,
-                "enable_fp_fusion": False,
-            },
+            options={"num_warps": warps, "enable_fp_fusion": False},
         )
         rows.append(
             {
@@ -148,18 +81,19 @@ def _usage(cubin: bytes) -> dict[str, int]:
 def test_every_kernel_compiles_and_keeps_to_registers(arch):
     env = dict(os.environ, LOWBIT_TRITON="1", OMP_NUM_THREADS="1")
     env.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.kernels.test_compile", str(arch)]
     done = subprocess.run(
-        [sys.executable, __file__, str(arch)], env=env, capture_output=True, text=True, check=False
+        command, env=env, cwd=KERNELS.parents[1], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(done.stdout)
-    assert len(rows) == len(list(_variants()))
+    assert len(rows) == len(list(variants(arch))) > 25
     for row in rows:
         assert row["usage"]["STACK"] == row["usage"]["LOCAL"] == 0, row
 
 
 def test_no_kernel_is_left_out():
-    listed = {(module, name) for module, name, _, _ in _variants()}
+    listed = {(variant.module, variant.kernel) for variant in variants(90)}
     defined = {
         (path.stem, node.name)
         for path in KERNELS.glob("*.py")
@@ -174,8 +108,8 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         print(json.dumps(_compile_all(int(sys.argv[1]))))
     else:
-        for arch, row in itertools.chain.from_iterable(
-            ((arch, row) for row in _compile_all(arch)) for arch in (90, 100)
-        ):
-            print(f"sm_{arch} {row['kernel']:26} {row['usage']} shared {row['shared']}", end=" ")
-            print(row["types"].get("w_ptr", row["types"].get("out_ptr")), row["constants"])
+        for arch in (80, 90, 100, 120):
+            for row in _compile_all(arch):
+                usage = " ".join(f"{key.lower()} {n:3}" for key, n in row["usage"].items())
+                source = row["types"].get("w_ptr", row["types"].get("out_ptr"))
+                print(f"sm_{arch:<3} {row['kernel']:32} {source:6} {usage}", row["constants"])

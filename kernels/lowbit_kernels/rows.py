@@ -1,0 +1,106 @@
+"""A row with a scale of its own, in E4M3 or INT8: the kernel under `fp8.quantize_channel` and
+`integer.quantize_channel`, which hold its equations and its references.
+
+| | data | scale |
+|---|---|---|
+| E4M3 | e4m3 `[*, R, C]` | fp32 `[*, R, 1]` = fl(amax / 448) |
+| INT8 | int8 `[*, R, C]` | fp32 `[*, R, 1]` = fl(amax / 127) |
+
+A program takes a row. Up to 16,384 columns it holds all of it in registers and reads it once.
+"""
+
+import torch
+from torch import Tensor
+
+from lowbit_kernels.formats import E4M3, Format
+from lowbit_kernels.jit import converts_fp8, jit, loadable, tl
+from lowbit_kernels.rounding import divide, fp8_bytes, magnitude, patterns, widen
+
+HELD = 16384  # columns that a program of eight warps holds, 64 to a thread
+
+
+@jit
+def _codes(q, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the codes of quotients q: E4M3 as uint8, or int8 in -127 to 127, NaN 0."""
+    if ELEMENT == "E4M3":
+        return fp8_bytes(q, "E4M3", NATIVE)
+    else:
+        q = tl.where(q > 127.0, 127.0, tl.where(q < -127.0, -127.0, tl.where(q == q, q, 0.0)))
+        # Adding 1.5 * 2^23 leaves no bits below the integer: nearest, ties to even.
+        return ((q + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000).to(tl.int8)
+
+
+@jit
+def _row_kernel(
+    w_ptr,  # [rows, cols] fp32, fp16, or bf16 as int16
+    data_ptr,  # [rows, cols] E4M3 as uint8, or int8
+    scale_ptr,  # [rows] fp32
+    cols,
+    BF16: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ONCE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Quantize one row: its amax, its scale, then its codes. ONCE: TILE times eight elements hold
+    all of it, and it is read once.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    w_ptr += row * cols
+    data_ptr += row * cols
+    offset = tl.arange(0, TILE)[:, None] * 8
+    column = tl.arange(0, 8)[None, :]
+    if ONCE:
+        mask = offset < cols if ALIGNED else offset + column < cols
+        x = tl.load(w_ptr + offset + column, mask, other=0)
+        top = tl.max(tl.max(patterns(x), axis=1), axis=0)
+    else:
+        tops = tl.zeros([TILE, 8], tl.int32)
+        for start in range(0, cols, TILE * 8):
+            mask = start + offset < cols if ALIGNED else start + offset + column < cols
+            x = tl.load(w_ptr + start + offset + column, mask, other=0)
+            tops = tl.maximum(tops, patterns(x))
+        top = tl.max(tl.max(tops, axis=1), axis=0)
+    amax = magnitude(top, tl.int16 if BF16 else w_ptr.dtype.element_ty)
+    scale = tl.math.div_rn(amax, 448.0 if ELEMENT == "E4M3" else 127.0)
+    scale = tl.where(scale == 0, 2.0**-149, scale)
+    scale = tl.where(amax == 0, 1.0, scale)
+    tl.store(scale_ptr + row, scale)
+    if ONCE:
+        codes = _codes(divide(widen(x, BF16), scale), ELEMENT, NATIVE)
+        tl.store(data_ptr + offset + column, codes, mask)
+    else:
+        for start in range(0, cols, TILE * 8):
+            mask = start + offset < cols if ALIGNED else start + offset + column < cols
+            x = tl.load(w_ptr + start + offset + column, mask, other=0)
+            codes = _codes(divide(widen(x, BF16), scale), ELEMENT, NATIVE)
+            tl.store(data_ptr + start + offset + column, codes, mask)
+
+
+def launch(w: Tensor, element: Format) -> tuple[Tensor, Tensor]:
+    """Quantize the rows of `w` to E4M3 or INT8; return data `[*, R, C]` and scale `[*, R, 1]`."""
+    cols = w.shape[-1]
+    dtype = torch.float8_e4m3fn if element is E4M3 else torch.int8
+    data = torch.empty(w.shape, dtype=dtype, device=w.device)
+    scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32, device=w.device)
+    tile = max(4, (1 << (min(cols, HELD) - 1).bit_length()) // 8) if cols <= HELD else 1024
+    # 128 bytes to a thread: loads in flight count for more than threads. Rows that are not aligned
+    # are read element by element, which takes more registers.
+    warps = max(1, tile * w.element_size() // (512 if cols % 16 == 0 else 256))
+    with torch.cuda.device_of(w):
+        _row_kernel[(scale.numel(),)](
+            loadable(w),
+            data.view(torch.uint8) if element is E4M3 else data,
+            scale,
+            cols,
+            BF16=w.dtype == torch.bfloat16,
+            ELEMENT=element.name,
+            ALIGNED=cols % 16 == 0,
+            NATIVE=converts_fp8(w),
+            ONCE=cols <= HELD,
+            TILE=tile,
+            num_warps=min(16, warps),
+            enable_fp_fusion=False,
+        )
+    return data, scale

@@ -1,0 +1,102 @@
+"""Every kernel with the types and constants that it is launched with, to compile without a
+device."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+INPUT = {"bf16": ("*i16", True), "fp16": ("*fp16", False), "fp32": ("*fp32", False)}
+FP8_CONVERSION, HOPPER = 89, 90  # since which compute capability
+
+
+class Variant(NamedTuple):
+    """A kernel of `lowbit_kernels.module`: types of its arguments, its constants, warps."""
+
+    module: str
+    kernel: str
+    types: dict[str, str]
+    constants: dict[str, Any]
+    warps: int = 4
+
+
+def variants(arch: int) -> Iterator[Variant]:
+    """Yield what is launched on a device of compute capability `arch` (90 is 9.0)."""
+    for name, (pointer, bf16) in INPUT.items():
+        w, out = {"w_ptr": pointer}, {"out_ptr": f"*{name}"}
+        if arch > HOPPER and name != "bf16":
+            continue  # what Hopper compiles of them, Blackwell does too
+        yield from _fp8(w, out, name, bf16, arch >= FP8_CONVERSION)
+        yield from _mx(w, out, name, bf16, arch >= FP8_CONVERSION)
+        yield from _nvfp4(w, out, name, bf16)
+        if name != "fp32" and arch >= HOPPER:
+            yield from _pairs(bf16)
+
+
+def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Variant]:
+    flat = {"size": "i32", "programs": "i32"}
+    sides = {"rows": "i32", "cols": "i32", "down": "i32", "across": "i32"}
+    data = {"data_ptr": "*u8", "scale_ptr": "*fp32"}
+    constants = {"BF16": bf16, "TILE": 4096, "LOOPS": 4}
+    yield Variant("amax", "_matrix_kernel", w | {"out_ptr": "*i32"} | flat, constants)
+    for eights in (True, False):
+        cast = {"BF16": bf16, "ALIGNED": eights, "NATIVE": native, "TILE": 256}
+        yield Variant("fp8", "_cast_kernel", w | data | flat, cast)
+        back = {"ALIGNED": eights, "TILE": 128}
+        yield Variant("fp8", "_dequantize_kernel", data | out | flat, back, 2)
+    warps = 8 if name == "fp32" else 4
+    block = {"BF16": bf16, "ALIGNED": True, "NATIVE": native, "RULE": "amax"}
+    tile, row = block | {"HIGH": 128, "PER_ROW": False}, block | {"HIGH": 32, "PER_ROW": True}
+    for constants, many in (
+        (tile, warps),
+        (row, warps // 4),
+        (tile | {"RULE": "ue8m0", "ALIGNED": False}, 4 * warps),
+    ):
+        yield Variant("fp8_block", "_quantize_kernel", w | data | sides, constants, many)
+    high = {"HIGH": 1 if name == "fp16" else 128}
+    yield Variant("fp8_block", "_dequantize_kernel", data | out | sides, high)
+    for element, stored in (("E4M3", "*u8"), ("INT8", "*i8")):
+        types = w | {"data_ptr": stored, "scale_ptr": "*fp32", "cols": "i32"}
+        row = {"BF16": bf16, "ELEMENT": element, "ALIGNED": True, "NATIVE": native}
+        yield Variant("rows", "_row_kernel", types, row | {"ONCE": True, "TILE": 2048}, 2 * warps)
+        again = row | {"ONCE": False, "TILE": 1024, "ALIGNED": False}
+        yield Variant("rows", "_row_kernel", types, again, 2 * warps)
+    types = {"data_ptr": "*i8", "scale_ptr": "*fp32"} | out | {"cols": "i32", "programs": "i32"}
+    yield Variant("integer", "_dequantize_kernel", types, {"TILE": 1024})
+
+
+def _mx(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Variant]:
+    for element in ("E4M3", "E5M2", "E2M1"):
+        scale = {"scale_ptr": "*u8"}
+        word = {"data_ptr": "*i32" if element == "E2M1" else "*i64"} | scale
+        back = {"ELEMENT": element, "TILE": 256}
+        yield Variant("mx", "_dequantize_kernel", word | out | {"quarters": "i32"}, back, 2)
+        if name == "fp16" or (name == "fp32" and element == "E5M2"):
+            continue
+        data = {"data_ptr": "*i32" if element == "E2M1" else "*u8"} | scale
+        types = w | data | {"blocks": "i32"}
+        constants = {"BF16": bf16, "ELEMENT": element, "NATIVE": native}
+        yield Variant("mx", "_search_kernel", types, constants | {"TILE": 128})
+        for rule in ("amax", "floor", "ceil", "even") if name == "bf16" else ("amax",):
+            chosen = constants | {"RULE": rule, "TILE": 32}
+            yield Variant("mx", "_quantize_kernel", types, chosen, 2)
+
+
+def _nvfp4(w: dict, out: dict, name: str, bf16: bool) -> Iterator[Variant]:
+    nv = {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
+    count = {"h_ptr": "*fp32", "blocks": "i32", "programs": "i32", "across": "i32"}
+    searches = ((False, 0, 0), (False, 6, 13), (True, 12, 25), (False, 0, 126))
+    for weighted, radius, tries in searches if name == "bf16" else searches[:1]:
+        constants = {"BF16": bf16, "WEIGHTED": weighted, "RADIUS": radius, "COUNT": tries}
+        yield Variant("nvfp4", "_quantize_kernel", w | nv | count, constants | {"TILE": 128})
+    types = nv | {"packed_ptr": "*i32"} | out | {"halves": "i32", "programs": "i32"}
+    yield Variant("nvfp4", "_dequantize_kernel", types, {"TILE": 256}, 2)
+
+
+def _pairs(bf16: bool) -> Iterator[Variant]:
+    words = {"w_ptr": "*i32", "scale_ptr": "*u8", "blocks": "i32"}
+    types = words | {"packed_ptr": "*i64", "global_scale_ptr": "*fp32", "programs": "i32"}
+    constants = {"BF16": bf16, "TILE": 256, "FEW": 64}
+    yield Variant("fp4_pairs", "_nvfp4_pairs_kernel", types, constants, 2)
+    for rule in ("amax", "even"):
+        constants = {"BF16": bf16, "RULE": rule, "TILE": 64}
+        types = words | {"packed_ptr": "*i32"}
+        yield Variant("fp4_pairs", "_mxfp4_pairs_kernel", types, constants, 1)
