@@ -29,9 +29,7 @@ def columns(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[st
     """Return rows as lines whose cells stand below each other; columns in `right` end together."""
     shown = [[safe(cell) for cell in row] for row in rows]
     right = set(right)
-    widths = [
-        min(max(map(cell_len, column)), WIDEST) for column in zip(*shown, strict=True)
-    ]
+    widths = [min(max(map(cell_len, column)), WIDEST) for column in zip(*shown, strict=True)]
     lines = []
     for row in shown:
         cells = []
@@ -46,9 +44,7 @@ def shape_of(shape: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def first(
-    rows: list[Sequence[str]], everything: bool
-) -> tuple[list[Sequence[str]], list[str]]:
+def first(rows: list[Sequence[str]], everything: bool) -> tuple[list[Sequence[str]], list[str]]:
     """Return the rows to show, and a line about those that are not shown."""
     if everything or len(rows) <= SHOWN:
         return rows, []
@@ -96,9 +92,7 @@ def _sizes(plan: Plan) -> list[str]:
         right=(1, 2),
     )
     if plan.bits_per_weight:
-        lines.append(
-            f"{plan.bits_per_weight:.2f} bits per quantized weight, scales included"
-        )
+        lines.append(f"{plan.bits_per_weight:.2f} bits per quantized weight, scales included")
     free = None if plan.output is None else need.disk_free(plan.output)
     told = "" if free is None else f" of disk, where {size(free)} are free,"
     lines.append(
@@ -169,17 +163,14 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     if worst:
         rows: list[Sequence[str]] = [("largest errors", "relative", "SQNR")]
         rows += [
-            (name, f"{error.relative:.4f}", f"{error.sqnr_db:.1f} dB")
-            for name, error in worst
+            (name, f"{error.relative:.4f}", f"{error.sqnr_db:.1f} dB") for name, error in worst
         ]
         lines += [*columns(rows, right=(1, 2)), ""]
     if outcome.non_finite:
         rows = [("kept as it is", "because")]
         kept, more = first(list(outcome.non_finite.items()), everything)
         lines += [*columns([*rows, *kept]), *more, ""]
-    counts = ", ".join(
-        f"{name} {number:,}" for name, (number, _) in plan.counts.items()
-    )
+    counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items())
     return [
         *lines,
         f"{counts} tensors; {sizes}",
@@ -229,10 +220,7 @@ def inspection_lines(found: Inspection, *, everything: bool = False) -> list[str
     shown, more = first(rows, everything)
     lines += ["", *columns([("tensor", "shape", "stored as"), *shown]), *more]
     if found.findings:
-        faults = [
-            (finding.tensor, finding.kind, finding.message)
-            for finding in found.findings
-        ]
+        faults = [(finding.tensor, finding.kind, finding.message) for finding in found.findings]
         lines += ["", *columns([("wrong", "", ""), *faults])]
     return lines
 
@@ -271,9 +259,7 @@ def verification_lines(found: "Verification", *, everything: bool = False) -> li
         rows.append((check.what, count, outcome, check.note))
     lines = columns([("checked", "number", "", ""), *rows], right=(1,))
     if found.problems:
-        rows = [
-            (one.severity, one.kind, one.tensor, one.message) for one in found.problems
-        ]
+        rows = [(one.severity, one.kind, one.tensor, one.message) for one in found.problems]
         shown, more = first(rows, everything)
         lines += ["", *columns([("", "kind", "tensor", "problem"), *shown]), *more]
     worst = found.worst(len(found.weights) if everything else 5)

@@ -2,14 +2,15 @@
 whom."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 from lowbitcli.containers import Container
 from lowbitcli.errors import RecipeError, UnsupportedError
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.recipe import Decision, Matcher, Recipe, Rule
 from lowbitcli.schemes import BY_NAME, Scheme
-from lowbitcli.tensors import FLOATING, safe
+from lowbitcli.tensors import FLOATING, Shape, safe
 
 # Models whose linear layers are stored [in, out] (transformers' Conv1D): blocks along the last axis
 # would run along the outputs. Source: transformers 5.24, `pytorch_utils.py`.
@@ -17,7 +18,7 @@ TRANSPOSED_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "
 TRANSPOSED_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What a recipe makes of one weight: `target` None and `kept` why, or a scheme and its rule."""
 
@@ -78,7 +79,8 @@ def _grouped(choice: Choice, group: str) -> Choice:
     """Return the choice with the key of those it shares a scale with, if its scheme shares any."""
     if choice.target is None or not choice.target.shares or not group:
         return choice
-    return replace(choice, group=f"{group}|{choice.target.name}|{choice.rule}")
+    key = f"{group}|{choice.target.name}|{choice.rule}"
+    return Choice(choice.target, choice.rule, choice.activations, choice.kept, key)
 
 
 def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) -> Choice:
@@ -99,12 +101,21 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
     if weight.name in conditions.non_finite:
         return _as_it_is(weight, "it holds NaN or Inf")
     scheme = BY_NAME[rule.scheme or ""]
-    try:
-        scheme.check(weight.shape)
-    except UnsupportedError as error:
-        return _refused(weight, decision, error.message, conditions.strict, error.hint)
+    problem = _misfit(scheme.name, weight.shape)
+    if problem is not None:
+        return _refused(weight, decision, problem.message, conditions.strict, problem.hint)
     _check_options(scheme, rule, decision, conditions)
     return Choice(scheme, rule.scale, rule.activations)
+
+
+@lru_cache(maxsize=4096)  # a model has few different shapes
+def _misfit(scheme: str, shape: Shape) -> UnsupportedError | None:
+    """Return why a scheme cannot take a shape."""
+    try:
+        BY_NAME[scheme].check(shape)
+    except UnsupportedError as error:
+        return error.with_traceback(None)
+    return None
 
 
 def _as_it_is(weight: SourceWeight, reason: str) -> Choice:
@@ -187,9 +198,9 @@ def _refuse_split(
     for name, group in groups.items():
         members.setdefault(group, []).append(name)
     for names in members.values():
-        kinds = {name: _kind(choices[name], weights[name]) for name in sorted(names)}
-        if len(set(kinds.values())) < 2:
+        if len({_kind(choices[name], weights[name]) for name in names}) < 2:
             continue
+        kinds = {name: _kind(choices[name], weights[name]) for name in sorted(names)}
         told = ", ".join(f"{safe(name)}: {kind}" for name, kind in kinds.items())
         where = next((decisions[name].where for name in names if decisions[name].where), "")
         raise RecipeError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint.header import Entry
 from lowbitcli.containers.container import Stored
@@ -16,8 +16,7 @@ from lowbitcli.tensors import Shape, TensorSpec
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One tensor of a file that holds a part of a weight, or all of it (`stored` None: as it
     is)."""
 
@@ -26,7 +25,7 @@ class Part:
     stored: Stored | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Weight:
     """One tensor of the model, quantized or not: where it comes from, what becomes of it.
 
@@ -79,7 +78,7 @@ class Weight:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """What must be computed together: one weight, or weights that share a scale over all of
     them."""

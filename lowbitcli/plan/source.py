@@ -16,7 +16,7 @@ from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, Shape, safe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceWeight:
     """One tensor of the model as the source holds it: `scheme` None where it is not quantized."""
 
