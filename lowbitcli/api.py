@@ -15,7 +15,8 @@ from lowbitcli import report as reports
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.pipeline.arithmetic import device_of
-from lowbitcli.pipeline.run import Progress, Result, find_non_finite, run
+from lowbitcli.pipeline.memory import DEFAULT
+from lowbitcli.pipeline.run import Options, Progress, Result, find_non_finite, run
 from lowbitcli.plan.inspection import Inspection, inspect
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.plan.prepare import (
@@ -36,6 +37,8 @@ class Outcome:
 
     `non_finite` are weights that were kept because they hold NaN or Inf: name -> what was found.
     `moved` counts global scales that a container could only store to an ulp. Memory is in bytes.
+    `complete` is whether the output was there already and whole, `resumed` how many jobs an
+    earlier run had done.
     """
 
     plan: Plan
@@ -46,6 +49,8 @@ class Outcome:
     seconds: float
     peak_rss: int
     peak_gpu: int
+    resumed: int = 0
+    complete: bool = False
 
     @property
     def bytes_in(self) -> int:
@@ -68,27 +73,34 @@ def quantize(
     *,
     device: str = "auto",
     force: bool = False,
+    max_memory: int | None = None,
+    resume: bool = True,
+    readback: bool = True,
     progress: Progress | None = None,
 ) -> Outcome:
     """Quantize a checkpoint; the output appears whole or not at all.
 
-    `request` says how (default: NVFP4); without `output` it goes beside the source.
+    `request` says how (default: NVFP4); without `output` it goes beside the source. `max_memory`
+    is what the whole process may take, in bytes (default: 2 GiB). With `resume` a run goes on
+    with what an interrupted run of the same plan left; with `readback` everything is read and
+    hashed again before the output gets its name.
 
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
     request = request or Request()
     where = device_of(device)
+    options = Options(force, max_memory or DEFAULT, resume, readback)
     with quantization(source, output, request) as (plan, checkpoint, recipe):
         policy = request.nonfinite or recipe.nonfinite
         if policy not in NON_FINITE:
             raise UsageError(f"no policy {policy!r} for NaN and Inf", hint="error or keep")
         found = find_non_finite(plan, checkpoint, progress) if policy == "keep" else {}
         if not found:
-            result = run(plan, checkpoint, _due(plan), where, force=force, progress=progress)
+            result = run(plan, checkpoint, _due(plan), where, options, progress)
             return _outcome(plan, result, {})
     with quantization(source, output, request, frozenset(found)) as (plan, checkpoint, _):
-        result = run(plan, checkpoint, _due(plan), where, force=force, progress=progress)
+        result = run(plan, checkpoint, _due(plan), where, options, progress)
         return _outcome(plan, result, found)
 
 
@@ -100,6 +112,9 @@ def dequantize(
     device: str = "auto",
     force: bool = False,
     strict: bool = False,
+    max_memory: int | None = None,
+    resume: bool = True,
+    readback: bool = True,
     progress: Progress | None = None,
 ) -> Outcome:
     """Turn every quantized weight of a checkpoint into `dtype`: bf16, fp16 or fp32.
@@ -108,8 +123,9 @@ def dequantize(
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
     where = device_of(device)
+    options = Options(force, max_memory or DEFAULT, resume, readback)
     with dequantization(source, output, dtype, strict=strict) as (plan, checkpoint):
-        result = run(plan, checkpoint, _due(plan), where, force=force, progress=progress)
+        result = run(plan, checkpoint, _due(plan), where, options, progress)
         return _outcome(plan, result, {})
 
 
@@ -180,6 +196,8 @@ def _outcome(plan: Plan, result: Result, non_finite: dict[str, str]) -> Outcome:
         result.seconds,
         result.peak_rss,
         result.peak_gpu,
+        result.resumed,
+        result.complete,
     )
 
 

@@ -12,7 +12,15 @@ import typer
 
 from lowbitcli import options as opt
 from lowbitcli import program
-from lowbitcli.program import EXIT_CODES, beside, command, decibels, help_unless_invoked, one_of
+from lowbitcli.program import (
+    EXIT_CODES,
+    beside,
+    byte_count,
+    command,
+    decibels,
+    help_unless_invoked,
+    one_of,
+)
 
 app = typer.Typer(
     name="lowbit",
@@ -64,6 +72,9 @@ def quantize(
     allow_split_groups: opt.SplitGroups = False,
     fake: opt.Fake = False,
     force: opt.Force = False,
+    max_memory: opt.MaxMemory = None,
+    resume: opt.Resume = True,
+    readback: opt.Readback = True,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -98,9 +109,18 @@ def quantize(
     from lowbitcli import api
     from lowbitcli.progress import show_progress
 
+    memory = byte_count(max_memory)
     with show_progress("quantizing", quiet=quiet) as progress:
         outcome = api.quantize(
-            source, output, request, device=device, force=force, progress=progress
+            source,
+            output,
+            request,
+            device=device,
+            force=force,
+            max_memory=memory,
+            resume=resume,
+            readback=readback,
+            progress=progress,
         )
     return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose)
 
@@ -113,6 +133,9 @@ def dequantize(
     device: opt.Device = "auto",
     strict: opt.Strict = False,
     force: opt.Force = False,
+    max_memory: opt.MaxMemory = None,
+    resume: opt.Resume = True,
+    readback: opt.Readback = True,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -127,6 +150,7 @@ def dequantize(
     from lowbitcli import api
     from lowbitcli.progress import show_progress
 
+    memory = byte_count(max_memory)
     with show_progress("dequantizing", quiet=quiet) as progress:
         outcome = api.dequantize(
             source,
@@ -135,6 +159,9 @@ def dequantize(
             device=device,
             strict=strict,
             force=force,
+            max_memory=memory,
+            resume=resume,
+            readback=readback,
             progress=progress,
         )
     return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose)

@@ -87,6 +87,31 @@ Fake = Annotated[
     bool, _option("--fake", "FAKE", "store what the quantized weights decode to, unquantized")
 ]
 Force = Annotated[bool, _option("--force", "FORCE", "replace an output that exists")]
+MaxMemory = Annotated[
+    str | None,
+    _option(
+        "--max-memory",
+        "MAX_MEMORY",
+        "memory that the whole program may take, at least 1GiB [2GiB]",
+        metavar="SIZE",
+    ),
+]
+Resume = Annotated[
+    bool,
+    _option(
+        "--resume/--no-resume",
+        "RESUME",
+        "go on with what an interrupted run of the same plan left [--resume]",
+    ),
+]
+Readback = Annotated[
+    bool,
+    _option(
+        "--readback/--no-readback",
+        "READBACK",
+        "read and hash what was written before it gets its name [--readback]",
+    ),
+]
 DryRun = Annotated[bool, _option("--dry-run", "DRY_RUN", "plan only: read headers, write nothing")]
 Json = Annotated[bool, _option("--json", "JSON", "print one JSON document to stdout")]
 Quiet = Annotated[bool, _option("--quiet -q", "QUIET", "no progress and no notes")]

@@ -1,6 +1,7 @@
 """What all commands have in common: exit codes, errors, signals, and how a command line is read."""
 
 import functools
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,18 @@ def decibels(text: str | None) -> float | None:
     if not -1000 < value < 1000:
         raise UsageError(f"{text!r} is no number of decibels", hint="--fail-under 20dB")
     return value
+
+
+def byte_count(text: str | None) -> int | None:
+    """Return the number of bytes in `2GiB`, `1500 MB` or `2147483648`; raise UsageError for
+    anything else."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,3})?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if found is None or (found[3] and not found[2]):
+        raise UsageError(f"{text!r} is no number of bytes", hint="--max-memory 2GiB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
 
 
 def beside(output: Path) -> Path:

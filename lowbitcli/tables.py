@@ -53,10 +53,7 @@ def first(rows: list[Sequence[str]], everything: bool) -> tuple[list[Sequence[st
 
 def plan_lines(plan: Plan, *, everything: bool = False) -> list[str]:
     """Tell of a plan: schemes with tensors and bytes, what is kept and why, the sizes."""
-    lines = [
-        f"{safe(str(plan.source))} -> {safe(str(plan.output))} ({plan.container})",
-        "",
-    ]
+    lines = [f"{safe(str(plan.source))} -> {safe(str(plan.output))} ({plan.container})", ""]
     table: list[Sequence[str]] = [("scheme", "tensors", "size")]
     table += [(name, f"{n:,}", size(total)) for name, (n, total) in plan.counts.items()]
     lines += columns(table, right=(1, 2))
@@ -151,6 +148,8 @@ def _weight_document(weight: Weight) -> dict[str, Any]:
 def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     """Tell of a run: sizes, speed, memory, the weights that lost most, where the output is."""
     plan = outcome.plan
+    if outcome.complete:
+        return [f"{safe(str(outcome.output))} ({plan.container}): already complete"]
     sizes = f"{size(plan.bytes_in)} -> {size(plan.bytes_out)}"
     if plan.bits_per_weight:
         sizes += f", {plan.bits_per_weight:.2f} bits per quantized weight"
@@ -170,6 +169,8 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
         rows = [("kept as it is", "because")]
         kept, more = first(list(outcome.non_finite.items()), everything)
         lines += [*columns([*rows, *kept]), *more, ""]
+    if outcome.resumed:
+        lines.append(f"{outcome.resumed:,} of {len(plan.jobs):,} jobs were done before")
     counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items())
     return [
         *lines,
@@ -190,6 +191,8 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         },
         "non_finite": dict(outcome.non_finite),
         "moved": outcome.moved,
+        "already_complete": outcome.complete,
+        "resumed": outcome.resumed,
         "seconds": outcome.seconds,
         "peak_rss": outcome.peak_rss,
         "peak_gpu": outcome.peak_gpu,
@@ -199,10 +202,7 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
 def inspection_lines(found: Inspection, *, everything: bool = False) -> list[str]:
     """Tell of a checkpoint: its files, what its weights are stored as, what is wrong with it."""
     files = f"{len(found.files):,} file" + ("s" if len(found.files) != 1 else "")
-    lines = [
-        f"{safe(str(found.path))} ({found.container}), {files}, {size(found.bytes)}",
-        "",
-    ]
+    lines = [f"{safe(str(found.path))} ({found.container}), {files}, {size(found.bytes)}", ""]
     rows: list[Sequence[str]] = [("stored as", "tensors", "elements", "size")]
     rows += [
         (name, f"{number:,}", f"{elements:,}", size(total))
@@ -210,11 +210,7 @@ def inspection_lines(found: Inspection, *, everything: bool = False) -> list[str
     ]
     lines += columns(rows, right=(1, 2, 3))
     rows = [
-        (
-            weight.name,
-            shape_of(weight.shape),
-            weight.scheme.name if weight.scheme else weight.dtype,
-        )
+        (weight.name, shape_of(weight.shape), weight.scheme.name if weight.scheme else weight.dtype)
         for weight in found.weights
     ]
     shown, more = first(rows, everything)
@@ -265,12 +261,7 @@ def verification_lines(found: "Verification", *, everything: bool = False) -> li
     worst = found.worst(len(found.weights) if everything else 5)
     if worst:
         rows = [
-            (
-                row.name,
-                row.scheme,
-                f"{row.figures.relative:.4f}",
-                f"{row.figures.sqnr_db:.1f} dB",
-            )
+            (row.name, row.scheme, f"{row.figures.relative:.4f}", f"{row.figures.sqnr_db:.1f} dB")
             for row in worst
             if row.figures is not None
         ]

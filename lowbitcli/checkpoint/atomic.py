@@ -14,9 +14,11 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
+from lowbitcli.checkpoint.directory import MANIFEST
+from lowbitcli.checkpoint.shard_index import SUFFIX
 from lowbitcli.errors import BusyError, OutputError, UsageError
 from lowbitcli.tensors import safe
 
@@ -182,6 +184,53 @@ def refuse_sources(target: Path, sources: Iterable[str | os.PathLike[str]]) -> N
             raise UsageError(
                 f"{where}: is a part of the source {safe(str(real))}", hint="write to another place"
             )
+
+
+def check_target(target: Path, *, directory: bool, force: bool) -> None:
+    """Refuse what is there already, unless it may be replaced and is of the same kind.
+
+    Raises:
+        OutputError: it is refused.
+    """
+    where = safe(str(target))
+    try:
+        mode = os.lstat(target).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise output_error(target, error) from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OutputError(
+            f"{where}: neither a file nor a directory",
+            hint="a pipe or a device holds no checkpoint",
+        )
+    if not force:
+        raise OutputError(f"{where}: exists", hint="--force replaces it")
+    if stat.S_ISDIR(mode) != directory:
+        due, found = ("directory", "file") if directory else ("file", "directory")
+        raise OutputError(f"{where}: is a {found}, the output is a {due}", hint="name another")
+    if directory:
+        _refuse_to_replace(target, where)
+
+
+def _refuse_to_replace(target: Path, where: str) -> None:
+    """Refuse to replace what is no checkpoint: a slip in a path must not cost a home."""
+    with os_errors(target):
+        names = os.listdir(target)
+    if names and not any(name == MANIFEST or name.endswith(SUFFIX) for name in names):
+        raise OutputError(
+            f"{where}: holds no checkpoint, and --force replaces nothing else",
+            hint="remove it first, if it is meant to go",
+        )
+
+
+def prune(folder: Path, kept: Container[str]) -> None:
+    """Remove the files of a folder and of those in it whose path from it is not in `kept`."""
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            path = Path(inside, name)
+            if str(path.relative_to(folder)) not in kept:
+                remove(path)
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -13,6 +13,7 @@ width is known before the hashes are, so that the header is laid out first and f
 | `lowbit.digest` | the file's digest |
 | `lowbit.header` | that of the header, with zeros in this value and in the two beside it |
 | `lowbit.xxh3` | the hashes of all tensors, names in order, one after the other |
+| `lowbit.source` | the digest of the source's tensors that were read, over all of its files |
 
 Neither says when, where, or with which libraries it was written: equal plans give equal bytes.
 """
@@ -35,6 +36,7 @@ MANIFEST = "lowbit.json"
 FORMAT = 1
 DIGEST, HEADER, HASHES = "lowbit.digest", "lowbit.header", "lowbit.xxh3"
 PLAN, RECIPE, VERSION = "lowbit.plan", "lowbit.recipe", "lowbit.version"
+SOURCE = "lowbit.source"
 HASH_DIGITS, DIGEST_DIGITS = 32, 64
 
 _SLICE = 8 << 20
@@ -64,12 +66,14 @@ class FileProof:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was written (file -> proof), by which version and recipe, of which plan."""
+    """What was written (file -> proof), by which version and recipe, of which plan and source;
+    `source` is "" where it does not say."""
 
     files: Mapping[str, FileProof]
     recipe: Mapping[str, Any] = field(default_factory=dict)
     version: str = ""
     plan_digest: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,15 @@ def build(
     version: str,
     plan_digest: str,
     headers: Mapping[str, str] | None = None,
+    source: str = "",
 ) -> bytes:
-    """Return `lowbit.json` for files (name -> tensor -> hash) and the digests of their headers."""
+    """Return `lowbit.json` for files (name -> tensor -> hash), the digests of their headers and
+    that of the source."""
     document = {
         "format": FORMAT,
         "version": version,
         "plan": plan_digest,
+        "source": source,
         "recipe": dict(recipe),
         "files": {
             file: {
@@ -135,26 +142,33 @@ def reserve(
         DIGEST: "0" * DIGEST_DIGITS,
         HEADER: "0" * DIGEST_DIGITS,
         HASHES: "0" * (HASH_DIGITS * count),
+        SOURCE: "0" * DIGEST_DIGITS,
         PLAN: plan_digest,
         RECIPE: json.dumps(dict(recipe), sort_keys=True, separators=(",", ":")),
         VERSION: version,
     }
 
 
-def seal(first: bytes, hashes: Mapping[str, str]) -> bytes:
+def seal(first: bytes, hashes: Mapping[str, str], source: str = "") -> bytes:
     """Return a file's first bytes, laid out with `reserve`d metadata, with the proof filled in.
 
     Raises:
         ValueError: there is no room for it, or not for that many tensors.
     """
     hashed = "".join(hashes[name] for name in sorted(hashes))
+    if source:
+        first = _filled(first, SOURCE, source)
     own = header_digest(first)
     for key, value in ((DIGEST, digest_of(hashes)), (HEADER, own), (HASHES, hashed)):
-        filled = _fill(first, key, value)
-        if len(filled) != len(first) or filled.count(value.encode()) == 0:
-            raise ValueError(f"no room for {key} of {len(value)} characters")
-        first = filled
+        first = _filled(first, key, value)
     return first
+
+
+def _filled(first: bytes, key: str, value: str) -> bytes:
+    filled = _fill(first, key, value)
+    if len(filled) != len(first) or filled.count(value.encode()) == 0:
+        raise ValueError(f"no room for {key} of {len(value)} characters")
+    return filled
 
 
 def of(checkpoint: Checkpoint) -> Manifest | None:
@@ -183,7 +197,7 @@ def read(document: Mapping[str, Any], where: str) -> Manifest:
             hint="written by a later lowbit?",
         )
     files, recipe = document.get("files"), document.get("recipe", {})
-    texts = [document.get(key, "") for key in ("version", "plan")]
+    texts = [document.get(key, "") for key in ("version", "plan", "source")]
     if (
         not isinstance(files, dict)
         or not isinstance(recipe, dict)
@@ -271,7 +285,9 @@ def _from_header(header: Header, file: str, where: str) -> Manifest:
     if not isinstance(recipe, dict):
         raise CheckpointError(f"{where}: {RECIPE} is not an object")
     proof = FileProof(found[DIGEST], tensors, found[HEADER])
-    return Manifest({file: proof}, recipe, found.get(VERSION, ""), found.get(PLAN, ""))
+    return Manifest(
+        {file: proof}, recipe, found.get(VERSION, ""), found.get(PLAN, ""), found.get(SOURCE, "")
+    )
 
 
 def _unsealed(header: Header) -> bytes:

@@ -11,9 +11,12 @@
 | a directory, forced | renameat2(RENAME_EXCHANGE), else the old one moves to `.<name>.old` |
 
 A crash between the last two renames is put right by the next run.
-Leaving the `with` without having published, by an exception or not, removes what was staged.
+Leaving the `with` without having published removes what was staged, after an error too. Where a
+`plan` is named there is also `.<name>.journal`; then an interruption leaves both, and so does a
+crash, and the next run of the same plan goes on with what is there.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -21,12 +24,12 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from lowbitcli.checkpoint import atomic
 from lowbitcli.checkpoint.atomic import os_errors
-from lowbitcli.checkpoint.directory import MANIFEST
-from lowbitcli.checkpoint.shard_index import SUFFIX
-from lowbitcli.errors import OutputError, UsageError
+from lowbitcli.checkpoint.journal import Journal
+from lowbitcli.errors import OutputError, StoppedError, UsageError
 from lowbitcli.tensors import safe
 
 _COPY = 8 << 20
@@ -42,8 +45,11 @@ class StagedOutput:
         directory: bool,
         force: bool = False,
         sources: Iterable[str | os.PathLike[str]] = (),
+        plan: str | None = None,
+        resume: bool = True,
     ) -> None:
-        """Check and lock the target and make a clean place to write in.
+        """Check and lock the target and make a place to write in: a clean one, or with `resume`
+        what an earlier run of the same `plan` left.
 
         Raises:
             UsageError: the target is, holds, or is a part of one of `sources`.
@@ -61,24 +67,51 @@ class StagedOutput:
         self.force = force
         self.staging = self._beside("partial")
         self._old = self._beside("old")
+        self.journal: Journal | None = None
+        self.goes_on = False  # is there what an earlier run left?
+        self.proofs: list[dict[str, Any]] = []  # of that
         self._fds: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._lock: int | None = None
         self._published = False
         atomic.refuse_sources(self.target, sources)
-        self._check_target()
+        atomic.check_target(self.target, directory=directory, force=force)
         self._made = atomic.make_parents(self.target)
         try:
             self._lock = atomic.take_lock(self._beside("lock"), self.target)
             self._restore()
-            self._check_target()
-            with os_errors(self.staging):
-                atomic.remove(self.staging)
-                if directory:
-                    os.mkdir(self.staging)
+            atomic.check_target(self.target, directory=directory, force=force)
+            if plan is None or not resume or not self._goes_on(plan):
+                self._start(plan)
         except BaseException:
+            self._close()
             self._release()
             raise
+
+    def _goes_on(self, plan: str) -> bool:
+        """Open what an earlier run of this plan left, if it did and it is ours."""
+        try:
+            found = os.lstat(self.staging)
+        except OSError:
+            return False
+        kind = stat.S_ISDIR if self.directory else stat.S_ISREG
+        if not kind(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        resumed = Journal.resume(self._beside("journal"), plan)
+        if resumed is None:
+            return False
+        self.journal, self.proofs = resumed
+        self.goes_on = True
+        return True
+
+    def _start(self, plan: str | None) -> None:
+        with os_errors(self.staging):
+            atomic.remove(self._beside("journal"))
+            atomic.remove(self.staging)
+            if self.directory:
+                os.mkdir(self.staging)
+        if plan is not None:
+            self.journal = Journal.begin(self._beside("journal"), plan)
 
     def check_space(self, needed: int) -> None:
         """Raise OutputError where the file system has less than `needed` bytes free."""
@@ -91,8 +124,10 @@ class StagedOutput:
         Raises:
             OutputError: there is no room or no permission.
         """
-        self.check_space(size)
         path = self._path(name)
+        if self.journal is not None and self._reopen(name, path, size):
+            return
+        self.check_space(size)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os_errors(path, size):
             if "/" in name:
@@ -107,6 +142,22 @@ class StagedOutput:
                 if error.errno not in atomic.UNSUPPORTED:
                     raise
                 os.ftruncate(fd, size)
+
+    def _reopen(self, name: str, path: Path, size: int) -> bool:
+        """Take a file that an earlier run left, if it has this size; remove what is in the way."""
+        with os_errors(path):
+            try:
+                found = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            if name in self._fds:
+                return False  # twice in one run: O_EXCL refuses it
+            if not stat.S_ISREG(found.st_mode) or found.st_size != size or found.st_nlink != 1:
+                atomic.remove(path)
+                return False
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._fds[name], self._sizes[name] = fd, size
+        return True
 
     def write(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write `data` at `offset` of a created file; any number of threads may.
@@ -182,6 +233,11 @@ class StagedOutput:
         with os_errors(self._path(name), 0):
             os.fdatasync(self._fds[name])
 
+    def forget(self, name: str) -> None:
+        """Make the next `read` of a synced file come from the disk, where the system can."""
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._fds[name], 0, 0, os.POSIX_FADV_DONTNEED)
+
     def publish(self) -> None:
         """Make everything durable and give it its name.
 
@@ -193,6 +249,9 @@ class StagedOutput:
         for name, fd in self._fds.items():
             with os_errors(self._path(name)):
                 os.fsync(fd)
+        if self.journal is not None and self.directory:
+            with os_errors(self.staging):
+                atomic.prune(self.staging, self._fds)
         self._close()
         if self.directory:
             for folder, _, _ in os.walk(self.staging):
@@ -202,12 +261,19 @@ class StagedOutput:
         self._published = True
         try:
             atomic.sync_folder(self.target.parent)
+            with contextlib.suppress(OSError):
+                atomic.remove(self._beside("journal"))
             # Only now: until the new names are durable, a power cut may bring the old ones back.
             if self.directory and self.force:
                 shutil.rmtree(self.staging, ignore_errors=True)
                 shutil.rmtree(self._old, ignore_errors=True)
         finally:
             self._release()
+
+    def suspend(self) -> None:
+        """Leave what was staged and its journal for the next run."""
+        self._close()
+        self._release()
 
     def abort(self) -> None:
         """Remove what was staged; does nothing after `publish` or a second time."""
@@ -216,6 +282,7 @@ class StagedOutput:
             try:
                 with os_errors(self.staging):
                     atomic.remove(self.staging)
+                    atomic.remove(self._beside("journal"))
             finally:
                 self._release()
 
@@ -228,7 +295,10 @@ class StagedOutput:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.abort()
+        if self.journal is not None and isinstance(error, KeyboardInterrupt | StoppedError):
+            self.suspend()
+        else:
+            self.abort()
 
     def _beside(self, suffix: str) -> Path:
         return self.target.with_name(f".{self.target.name}.{suffix}")
@@ -241,38 +311,6 @@ class StagedOutput:
         if "\0" in name or any(step in ("", ".", "..") for step in name.split("/")):
             raise ValueError(f"{name!r} is not a path inside the output")
         return self.staging / name
-
-    def _check_target(self) -> None:
-        """Refuse what is there already, unless it may be replaced and is of the same kind."""
-        where = safe(str(self.target))
-        try:
-            mode = os.lstat(self.target).st_mode
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise atomic.output_error(self.target, error) from error
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise OutputError(
-                f"{where}: neither a file nor a directory",
-                hint="a pipe or a device holds no checkpoint",
-            )
-        if not self.force:
-            raise OutputError(f"{where}: exists", hint="--force replaces it")
-        if stat.S_ISDIR(mode) != self.directory:
-            due, found = ("directory", "file") if self.directory else ("file", "directory")
-            raise OutputError(f"{where}: is a {found}, the output is a {due}", hint="name another")
-        if self.directory:
-            self._refuse_to_replace(where)
-
-    def _refuse_to_replace(self, where: str) -> None:
-        """Refuse to replace what is no checkpoint: a slip in a path must not cost a home."""
-        with os_errors(self.target):
-            names = os.listdir(self.target)
-        if names and not any(name == MANIFEST or name.endswith(SUFFIX) for name in names):
-            raise OutputError(
-                f"{where}: holds no checkpoint, and --force replaces nothing else",
-                hint="remove it first, if it is meant to go",
-            )
 
     def _restore(self) -> None:
         """Put right what a crash in the middle of a replacement left."""
@@ -296,6 +334,8 @@ class StagedOutput:
                 raise
 
     def _close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
         while self._fds:
             os.close(self._fds.popitem()[1])
 

@@ -1,111 +1,40 @@
-"""One job's arithmetic: from the weights as they are read to the parts that are written."""
+"""One slice's arithmetic: from parts as they are read to parts as they are written."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from lowbit_kernels.error import Sums, sums
-from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import NonFiniteError, UnsupportedError
 from lowbitcli.pipeline.arithmetic import ops_of, torch_dtype
-from lowbitcli.pipeline.read import load
-from lowbitcli.plan.nouns import Job, Weight
-from lowbitcli.schemes import Scheme
+from lowbitcli.plan.nouns import Weight
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, safe
 
 
-@dataclass(frozen=True)
-class Computed:
-    """What one weight became: the stored tensors by part, and the error where something was
-    rounded.
-
-    `moved` counts scales that could not be stored exactly: a reciprocal that does not come back.
-    """
-
-    weight: Weight
-    parts: Mapping[str, Tensor]
-    error: Sums | None = None
-    moved: int = 0
-
-
-def compute(job: Job, checkpoint: Checkpoint, device: torch.device) -> list[Computed]:
-    """Compute a job whose weights are not merely copied.
-
-    Raises:
-        NonFiniteError: a weight holds NaN or Inf, or dequantizes to one.
-        UnsupportedError: the arithmetic refuses a weight.
-    """
-    if len(job.weights) == 1:
-        weight = job.weights[0]
-        if weight.recodes:
-            return [_recode(weight, checkpoint, device)]
-        if weight.target is None:
-            return [_dequantize(weight, checkpoint, device)]
-    values = [value_of(weight, checkpoint, device) for weight in job.weights]
-    amax = [_measure(weight, w) for weight, w in zip(job.weights, values, strict=True)]
-    whole = torch.stack(amax).amax(0)
-    return [
-        _quantize(weight, w, whole if job.shared else own)
-        for weight, w, own in zip(job.weights, values, amax, strict=True)
-    ]
-
-
-def value_of(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> Tensor:
-    """Return a weight's numbers: as stored, or dequantized to fp32 where it is quantized."""
-    parts = {name: load(checkpoint, part, device) for name, part in weight.reads.items()}
+def values_of(weight: Weight, parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the numbers that parts stand for: as stored, or dequantized to fp32."""
     if weight.source is None:
         return parts[DATA]
     return ops_of(weight.source).dequantize(parts, torch.float32)
 
 
-def _measure(weight: Weight, w: Tensor) -> Tensor:
+def measure(weight: Weight, w: Tensor) -> Tensor | None:
+    """Return the largest magnitude of some rows, in memory of the CPU; None where they hold NaN or
+    Inf."""
     if weight.target is None:
         raise ValueError("only a weight that is quantized is measured")
-    amax = ops_of(weight.target).measure(w)
-    if not bool(torch.isfinite(amax).all()):
-        raise non_finite(weight.name, w)
-    return amax
+    amax = ops_of(weight.target).measure(w).cpu()
+    return amax if bool(torch.isfinite(amax).all()) else None
 
 
-def non_finite(name: str, w: Tensor) -> NonFiniteError:
-    """Return the error that says how many NaN and Inf `w` holds, and where the first one is."""
-    bad = ~torch.isfinite(w)
-    first = tuple(bad.nonzero()[0].tolist())
-    nans, infs = int(torch.isnan(w).sum()), int(torch.isinf(w).sum())
-    return NonFiniteError(
-        f"{safe(name)} holds {nans} NaN and {infs} Inf, the first at {first}",
-        hint="--nonfinite keep leaves such weights as they are",
-    )
-
-
-def _quantize(weight: Weight, w: Tensor, amax: Tensor) -> Computed:
-    """Quantize one weight for the shared scale that a reader of the file will see."""
+def shared_scale(weight: Weight, amax: Tensor) -> Tensor | None:
+    """Return the scale that the whole matrix shares, as a reader of the file will see it: after a
+    round trip through the layout that it is stored in."""
     scheme = weight.target
     if scheme is None:
         raise ValueError("no scheme to quantize to")
-    ops = ops_of(scheme)
-    shared = ops.shared(amax, weight.rule)
-    shared = _as_read(weight, scheme, shared)
-    try:
-        parts = ops.quantize(w, shared, weight.rule)
-    except ValueError as error:
-        raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
-    value = ops.dequantize(parts, torch.float32)
-    error = sums(w, value)
-    if not error.is_finite:
-        raise UnsupportedError(
-            f"{safe(weight.name)} has values that {scheme.name} rounds up beyond the range of fp32",
-            hint="keep this weight: no reader could decode it",
-        )
-    if weight.fake:
-        return Computed(weight, {DATA: _cast(weight, value)}, error)
-    return Computed(weight, _encode(weight, parts), error)
-
-
-def _as_read(weight: Weight, scheme: Scheme, shared: Tensor | None) -> Tensor | None:
-    """Return the shared scale after a round trip through the layout it is stored in."""
+    shared = ops_of(scheme).shared(amax, weight.rule)
     if shared is None or weight.fake:
         return shared
     stored = weight.writes[GLOBAL_SCALE if scheme.global_scale is not None else SCALE].stored
@@ -114,34 +43,33 @@ def _as_read(weight: Weight, scheme: Scheme, shared: Tensor | None) -> Tensor | 
     return stored.layout.decode(stored.layout.encode(shared))
 
 
-def _encode(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    encoded = {}
-    for name, part in weight.writes.items():
-        stored = part.stored
-        encoded[name] = parts[name] if stored is None else stored.layout.encode(parts[name])
-    return encoded
+def quantize(
+    weight: Weight, w: Tensor, shared: Tensor | None, units: Iterator[tuple[int, int]]
+) -> tuple[dict[str, Tensor], list[Sums]]:
+    """Return the parts of some rows, and what was lost in each unit of them.
+
+    Raises:
+        UnsupportedError: the arithmetic refuses the weight, or no reader could decode it.
+    """
+    scheme = weight.target
+    if scheme is None:
+        raise ValueError("no scheme to quantize to")
+    ops = ops_of(scheme)
+    try:
+        parts = ops.quantize(w, None if shared is None else shared.to(w.device), weight.rule)
+    except ValueError as error:
+        raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
+    value = ops.dequantize(parts, torch.float32)
+    lost = [sums(w[start:stop], value[start:stop]) for start, stop in units]
+    if not all(one.is_finite for one in lost):
+        raise UnsupportedError(
+            f"{safe(weight.name)} has values that {scheme.name} rounds up beyond the range of fp32",
+            hint="keep this weight: no reader could decode it",
+        )
+    return ({DATA: cast(weight, value)} if weight.fake else parts), lost
 
 
-def _recode(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> Computed:
-    """Store the same codes in another layout; count scales that do not come back to the bit."""
-    parts = {name: load(checkpoint, part, device) for name, part in weight.reads.items()}
-    encoded = _encode(weight, parts)
-    moved = 0
-    for name, part in weight.writes.items():
-        if part.stored is not None and parts[name].dtype == torch.float32:
-            back = part.stored.layout.decode(encoded[name])
-            moved += int((back.view(torch.int32) != parts[name].view(torch.int32)).sum())
-    return Computed(weight, encoded, moved=moved)
-
-
-def _dequantize(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> Computed:
-    value = value_of(weight, checkpoint, device)
-    if not bool(torch.isfinite(value).all()):
-        raise non_finite(weight.name, value)
-    return Computed(weight, {DATA: _cast(weight, value)})
-
-
-def _cast(weight: Weight, value: Tensor) -> Tensor:
+def cast(weight: Weight, value: Tensor) -> Tensor:
     """Round fp32 values to the weight's dtype.
 
     Raises:
@@ -154,3 +82,35 @@ def _cast(weight: Weight, value: Tensor) -> Tensor:
             hint="dequantize to bf16 or fp32",
         )
     return out
+
+
+class NonFinite:
+    """Counts the NaN and Inf of a weight, slice by slice, and keeps where the first one is."""
+
+    def __init__(self, name: str) -> None:
+        self.nans = self.infs = 0
+        self._name = name
+        self._first: tuple[int, ...] = ()
+
+    def look(self, w: Tensor, lead: tuple[int, ...], row: int) -> None:
+        """Count those of some rows, the first of which is `row` of the matrix `lead`."""
+        bad = ~torch.isfinite(w)
+        if not bool(bad.any()):
+            return
+        if not self._first:
+            at, column = bad.nonzero()[0].tolist()
+            self._first = (*lead, row + at, column)
+        self.nans += int(torch.isnan(w).sum())
+        self.infs += int(torch.isinf(w).sum())
+
+    @property
+    def found(self) -> bool:
+        return bool(self.nans or self.infs)
+
+    def error(self) -> NonFiniteError:
+        """Return the error that says how many there are, and where the first one is."""
+        return NonFiniteError(
+            f"{safe(self._name)} holds {self.nans} NaN and {self.infs} Inf, "
+            f"the first at {self._first}",
+            hint="--nonfinite keep leaves such weights as they are",
+        )

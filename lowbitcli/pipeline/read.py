@@ -1,20 +1,28 @@
 """From bytes of a checkpoint to tensors in canonical layout, and from tensors to bytes."""
 
+import math
+import threading
+
 import torch
 from torch import Tensor
 
+from lowbit_kernels import rounding
+from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.pipeline.arithmetic import torch_dtype
-from lowbitcli.plan.nouns import Part
+from lowbitcli.pipeline.crew import Crew, Order
+from lowbitcli.pipeline.slices import Slice, extent, is_streamed, row_bytes, rows_high
+from lowbitcli.plan.nouns import Part, Weight
 from lowbitcli.tensors import TensorSpec
 
 
-def tensor_of(raw: bytearray, spec: TensorSpec) -> Tensor:
+def tensor_of(raw: bytearray | Tensor, spec: TensorSpec) -> Tensor:
     """Return `raw` as the tensor that `spec` describes; E8M0 stays the byte that it is."""
     dtype = torch.uint8 if spec.dtype == "F8_E8M0" else torch_dtype(spec.dtype)
-    if not raw:
+    if not len(raw):
         return torch.empty(spec.shape, dtype=dtype)
-    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(spec.shape)
+    flat = raw if isinstance(raw, Tensor) else torch.frombuffer(raw, dtype=torch.uint8)
+    return flat.view(dtype).reshape(spec.shape)
 
 
 def load(checkpoint: Checkpoint, part: Part, device: torch.device) -> Tensor:
@@ -27,13 +35,107 @@ def canonical(tensor: Tensor, part: Part) -> Tensor:
     """Return a stored tensor in canonical layout and dtype (other writers' dtypes go by value)."""
     if part.stored is None:
         return tensor
+    return part.stored.layout.decode(by_value(tensor, part))
+
+
+def by_value(tensor: Tensor, part: Part) -> Tensor:
+    """Return a stored tensor in the dtype of its part, layout as stored."""
+    if part.stored is None:
+        return tensor
     wanted = torch_dtype(part.stored.dtype)
-    return part.stored.layout.decode(tensor if tensor.dtype == wanted else tensor.to(wanted))
+    if part.spec.dtype == "F8_E8M0" and wanted != torch.uint8:
+        return rounding.e8m0_value(tensor).to(wanted)
+    return tensor if tensor.dtype == wanted else tensor.to(wanted)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor as they go into a file."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
-    return flat.view(torch.uint8).numpy().data
+    flat = flat.view(torch.uint8)
+    if flat.device.type == "cuda":
+        flat = buffer(flat.numel(), flat.device).copy_(flat, non_blocking=True)
+        torch.cuda.current_stream(tensor.device).synchronize()
+    return flat.numpy().data
+
+
+def buffer(size: int, device: torch.device) -> Tensor:
+    """Return `size` bytes to read into, pinned where they go on to a GPU.
+
+    The allocators keep what is given back, so that a run touches few pages however long it is.
+    """
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+class Rows:
+    """Reads a weight slice by slice; what cannot be cut is read whole, once.
+
+    `hashes` has the checksum of each tensor read so far, `source` those that are complete: slices
+    are hashed in order, whichever thread reads them.
+    """
+
+    def __init__(
+        self, weight: Weight, checkpoint: Checkpoint, device: torch.device, crew: Crew | None = None
+    ) -> None:
+        """Prepare to read `weight`; without a `crew` nothing is hashed."""
+        self.weight = weight
+        self._checkpoint = checkpoint
+        self._device = device
+        self._order = None if crew is None else Order(crew)
+        self._hashes: dict[str, TensorHash] = {}
+        self._whole: dict[str, Tensor] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def source(self) -> dict[str, str]:
+        """Return the checksum of every tensor read; right only after the last slice."""
+        return {name: found.hexdigest() for name, found in sorted(self._hashes.items())}
+
+    def parts(self, some: Slice, *, again: bool = False) -> dict[str, Tensor]:
+        """Return the parts of a slice in canonical layout; `again` where it was hashed before.
+
+        Raises:
+            CheckpointError: the file changed or cannot be read.
+        """
+        found, raw = {}, {}
+        for name, part in self.weight.reads.items():
+            if is_streamed(self.weight.source, name, part):
+                raw[part.spec.name], found[name] = self._rows(name, part, some)
+            else:
+                found[name] = self._cut(name, self._all(name, part), some)
+        if self._order is not None and not again:
+            with self._order.turn(some.index):
+                for name, data in raw.items():
+                    self._hashes.setdefault(name, TensorHash()).update(data)
+        return found
+
+    def _rows(self, name: str, part: Part, some: Slice) -> tuple[memoryview, Tensor]:
+        shape, scheme = self.weight.shape, self.weight.source
+        place, step = extent(scheme, name, shape, some), row_bytes(scheme, name, part, shape)
+        memory = buffer((place.stop - place.start) * step, self._device)
+        raw = memory.numpy().data
+        self._checkpoint.read_into(part.spec.name, raw, place.start * step)
+        rows = TensorSpec("", part.spec.dtype, (place.stop - place.start, part.spec.shape[-1]))
+        tensor = tensor_of(memory, rows).to(self._device, non_blocking=True)
+        return raw, canonical(tensor, part)
+
+    def _all(self, name: str, part: Part) -> Tensor:
+        with self._lock:
+            if name not in self._whole:
+                raw = self._checkpoint.read(part.spec.name)
+                tensor = canonical(tensor_of(raw, part.spec).to(self._device), part)
+                if self._device.type == "cuda":  # other streams will read it
+                    torch.cuda.current_stream(self._device).synchronize()
+                if self._order is not None:
+                    self._hashes[part.spec.name] = TensorHash()
+                    self._hashes[part.spec.name].update(raw)
+                self._whole[name] = tensor
+            return self._whole[name]
+
+    def _cut(self, name: str, whole: Tensor, some: Slice) -> Tensor:
+        """Return a slice of a canonical part that is in memory as a whole."""
+        lead = self.weight.shape[:-2]
+        matrix = whole.reshape(math.prod(lead), *whole.shape[len(lead) :])[some.matrix]
+        high = rows_high(self.weight.source, name)
+        return matrix if high is None else matrix[some.start // high : -(-some.stop // high)]

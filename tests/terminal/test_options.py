@@ -76,7 +76,7 @@ def test_decibels(text, number):
 
 def test_fake_and_dequantize_and_force(lowbit):
     assert lowbit("quantize", "model", "-o", "q", "--scheme", "fp8")[0] == 0
-    assert lowbit("quantize", "model", "-o", "q", "--scheme", "fp8")[0] == 5
+    assert lowbit("quantize", "model", "-o", "q", "--scheme", "nvfp4")[0] == 5
     assert lowbit("quantize", "model", "-o", "q", "--scheme", "mxfp8", "--force")[0] == 0
     assert lowbit("dequantize", "q", "-o", "back", "--dtype", "fp32", "-q")[0] == 0
     found = json.loads(lowbit("inspect", "back", "--json")[1])

@@ -1,0 +1,113 @@
+"""`Journal`: proofs of what is finished, kept beside an output that is being written.
+
+    line     16 digits of xxh3 over the rest, a space, JSON, a newline
+    first    {"format": 1, "plan": digest}: whose proofs these are
+    further  one for each finished job: checksums of what was read and of what was written
+
+A line is appended when the data that it speaks of is durable, so it is true whenever the machine
+stops. The last one may be torn: reading ends at the first line that is not what it says, and
+writing goes on there. Nobody is believed: a run that goes on hashes everything again.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from lowbitcli.checkpoint.atomic import os_errors
+
+FORMAT = 1
+_MOST = 4 << 30  # a journal longer than this is not ours
+_DIGITS = 16
+
+
+class Journal:
+    """A journal that is open for appending."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._end = os.lseek(fd, 0, os.SEEK_END)
+
+    @classmethod
+    def begin(cls, path: Path, plan_digest: str) -> "Journal":
+        """Make a new journal for a plan.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os_errors(path):
+            journal = cls(path, os.open(path, flags, 0o600))
+        journal.append([{"format": FORMAT, "plan": plan_digest}])
+        return journal
+
+    @classmethod
+    def resume(cls, path: Path, plan_digest: str) -> "tuple[Journal, list[dict[str, Any]]] | None":
+        """Open the journal of a plan and return it with its proofs; None where there is none, or
+        it is another plan's or another user's."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(fd)
+            ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            lines, end = _read(fd) if ours and found.st_size <= _MOST else ([], 0)
+            if lines[:1] != [{"format": FORMAT, "plan": plan_digest}]:
+                os.close(fd)
+                return None
+            os.ftruncate(fd, end)
+            return cls(path, fd), lines[1:]
+        except OSError:
+            os.close(fd)
+            return None
+
+    def append(self, proofs: Iterable[dict[str, Any]]) -> None:
+        """Add lines, and wait until they are on the disk.
+
+        Raises:
+            OutputError: they are not.
+        """
+        data = b"".join(map(_line, proofs))
+        with os_errors(self.path, len(data)):
+            view = memoryview(data)
+            while len(view):
+                count = os.pwrite(self._fd, view, self._end)
+                view, self._end = view[count:], self._end + count
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close it; it stays where it is."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def _line(proof: dict[str, Any]) -> bytes:
+    text = json.dumps(proof, separators=(",", ":")).encode()
+    return f"{xxhash.xxh3_64(text).hexdigest()} ".encode() + text + b"\n"
+
+
+def _read(fd: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines that are whole, and where the last of them ends."""
+    lines, end = [], 0
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
+        for raw in file:
+            digits, _, text = raw.rstrip(b"\n").partition(b" ")
+            if not raw.endswith(b"\n") or digits != xxhash.xxh3_64(text).hexdigest().encode():
+                break
+            try:
+                proof = json.loads(text)
+            except (ValueError, RecursionError):
+                break
+            if not isinstance(proof, dict):
+                break
+            lines.append(proof)
+            end += len(raw)
+    return lines, end

@@ -1,0 +1,66 @@
+"""How much a run may hold at once, so that the whole process stays below `--max-memory`.
+
+    cap = what is resident when the run begins + RESERVE + held + threads * slice * cost
+
+`cost` is the bytes that an element of a slice takes at its worst, temporaries included, measured
+on the torch references; on a GPU the host only holds what is read and what is written.
+"""
+
+import os
+import resource
+from dataclasses import dataclass
+
+import torch
+
+from lowbitcli.errors import UsageError
+from lowbitcli.pipeline.slices import unit_rows
+from lowbitcli.plan.nouns import Plan
+
+GIB = 1 << 30
+DEFAULT, LEAST = 2 * GIB, GIB
+RESERVE = 128 << 20  # what allocators keep, threads' stacks, checksums, the manifest
+CPU_COST, GPU_COST = 96, 16  # bytes for each element of a slice
+CPU_ELEMENTS, GPU_ELEMENTS = 1 << 20, 1 << 24
+GPU_THREADS = 6
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Threads, elements of a slice, and the bytes that may be held between two passes."""
+
+    threads: int
+    elements: int
+    held: int
+
+
+def budget(plan: Plan, cap: int, device: torch.device) -> Budget:
+    """Return what a run of `plan` may use, with `cap` bytes for the whole process.
+
+    Raises:
+        UsageError: the cap is below the least.
+    """
+    if cap < LEAST:
+        raise UsageError(
+            f"{cap} bytes of memory are too few", hint="--max-memory 1GiB is the least"
+        )
+    free = max(0, cap - resident() - RESERVE)
+    cuda = device.type == "cuda"
+    cost = GPU_COST if cuda else CPU_COST
+    threads = GPU_THREADS if cuda else len(os.sched_getaffinity(0))
+    wanted = GPU_ELEMENTS if cuda else CPU_ELEMENTS
+    unit = max((unit_rows(w) * w.shape[-1] for w in plan.weights if not w.copies), default=1)
+    working = free * 3 // 4
+    threads = max(1, min(threads, working // (unit * cost)))
+    elements = max(1, min(wanted, working // (threads * cost)))
+    return Budget(threads, elements, max(0, free - threads * max(elements, unit) * cost))
+
+
+def resident() -> int:
+    """Return the bytes of this process that are in memory now."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def peak() -> int:
+    """Return the most bytes of this process that were ever in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,73 @@
+"""Put what was computed where the plan has it, and what stands beside the weights around it."""
+
+from collections.abc import Mapping
+
+from lowbitcli import __version__
+from lowbitcli.checkpoint import manifest
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.checkpoint.writer import StagedOutput
+from lowbitcli.plan.nouns import OutputFile, Part, Plan
+
+
+class Writer:
+    """Puts tensors at their planned places; any number of threads may."""
+
+    def __init__(self, plan: Plan, staged: StagedOutput) -> None:
+        """Make the files of the plan, or find them where the run goes on."""
+        self._plan = plan
+        self._staged = staged
+        self._files: dict[str, OutputFile] = {file.name: file for file in plan.files}
+        self._hashes: dict[str, dict[str, str]] = {file.name: {} for file in plan.files}
+        if not staged.goes_on:  # else it is taken already
+            staged.check_space(plan.bytes_out)
+        for file in plan.files:
+            staged.create(self.name_of(file.name), file.size)
+
+    def name_of(self, file: str) -> str:
+        """A single file is called what the output is called, whatever the source was."""
+        return file if self._plan.directory else self._staged.target.name
+
+    def write(self, part: Part, offset: int, data: memoryview) -> None:
+        """Write bytes of a tensor from `offset` on."""
+        entry = self._files[part.file].entries[part.spec.name]
+        self._staged.write(self.name_of(part.file), entry.start + offset, data)
+
+    def read(self, part: Part, start: int, stop: int) -> bytearray:
+        """Return bytes of a tensor as they are in the file now."""
+        entry = self._files[part.file].entries[part.spec.name]
+        return self._staged.read(self.name_of(part.file), entry.start + start, stop - start)
+
+    def prove(self, part: Part, checksum: str) -> None:
+        """Keep the checksum of a tensor that is written."""
+        self._hashes[part.file][part.spec.name] = checksum
+
+    def finish(self, checkpoint: Checkpoint, source: str) -> None:
+        """Write headers, then what stands beside the weights, the manifest last; `source` is the
+        digest of what was read."""
+        for name, file in self._files.items():
+            header = file.header
+            if not self._plan.directory:
+                header = manifest.seal(header, self._hashes[name], source)
+            self._staged.write(self.name_of(name), 0, header)
+        if not self._plan.directory:
+            return
+        for name in self._plan.sidecars:
+            self._staged.copy_file(name, checkpoint.root / name)
+        if self._plan.config is not None:
+            self._staged.write_file("config.json", self._plan.config)
+        if self._plan.index is not None:
+            self._staged.write_file(self._plan.index_name, self._plan.index)
+        self._staged.write_file(manifest.MANIFEST, self._manifest(source))
+
+    def _manifest(self, source: str) -> bytes:
+        headers: Mapping[str, str] = {
+            name: manifest.header_digest(file.header) for name, file in self._files.items()
+        }
+        return manifest.build(
+            self._hashes,
+            recipe=self._plan.recipe,
+            version=__version__,
+            plan_digest=self._plan.digest,
+            headers=headers,
+            source=source,
+        )
