@@ -84,7 +84,7 @@ def _nvfp4_2d(x: Tensor, settings: dict) -> dict[str, Tensor]:
 
 def _nvfp4_rht16(x: Tensor, settings: dict) -> dict[str, Tensor]:
     if x.shape[-1] % 16:
-        raise ValueError("the oracle takes whole blocks")
+        raise ValueError("the oracle takes a multiple of 16 columns")
     # The oracle rotates by the CPU library's matrix product in the dtype of x, whose order of
     # adding is its own: so does this. `hadamard.rotate`, which has an order, is tested by itself.
     signs = torch.diag(torch.tensor(hadamard.SIGNS, dtype=torch.float32))
