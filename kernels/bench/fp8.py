@@ -1,10 +1,11 @@
-"""FP8 E4M3: per tensor with its amax, cast with the scale given, per channel, and dequantize."""
+"""FP8 E4M3: per tensor with its amax, cast with the scale given, per channel, 128x128; INT8."""
 
 import peers
 import torch
 from roofline import Contender, Operation
 
-from lowbit_kernels import fp8
+from lowbit_kernels import fp8, fp8_block, integer
+from lowbit_kernels.jit import references
 
 
 def _scale(w: torch.Tensor) -> torch.Tensor:
@@ -93,6 +94,26 @@ def _check_back(w: torch.Tensor) -> None:
     assert torch.equal(fp8.dequantize_tensor(data, scale).view(torch.int16), want.view(torch.int16))
 
 
+def _block_back(w: torch.Tensor):
+    parts = fp8_block.quantize(w)
+    return lambda: fp8_block.dequantize(*parts)
+
+
+def _check_block(w: torch.Tensor) -> None:
+    _check_against_reference(fp8_block.quantize, w)
+
+
+def _check_int8(w: torch.Tensor) -> None:
+    _check_against_reference(integer.quantize_channel, w)
+
+
+def _check_against_reference(quantize, w: torch.Tensor) -> None:
+    with references():
+        want = quantize(w)
+    for ours, reference in zip(quantize(w), want, strict=True):
+        assert torch.equal(ours.view(torch.uint8), reference.view(torch.uint8))
+
+
 def _bytes(w: torch.Tensor) -> float:
     return w.numel() * (w.element_size() + 1)
 
@@ -133,5 +154,26 @@ OPERATIONS = (
         ],
         check=_check_back,
     ),
-    Operation("fp8 per channel dequantize", _bytes, [Contender("lowbit", _channel_back)]),
+    Operation(
+        "fp8 per channel dequantize",
+        _bytes,
+        [Contender("lowbit", _channel_back)],
+        check=_check_channel,
+    ),
+    Operation(
+        "fp8 128x128",
+        _bytes,
+        [
+            Contender("lowbit", lambda w: lambda: fp8_block.quantize(w)),
+            *peers.contenders(torchao=peers.ao_fp8_block),
+        ],
+        check=_check_block,
+    ),
+    Operation("fp8 128x128 dequantize", _bytes, [Contender("lowbit", _block_back)]),
+    Operation(
+        "int8 per channel",
+        _bytes,
+        [Contender("lowbit", lambda w: lambda: integer.quantize_channel(w))],
+        check=_check_int8,
+    ),
 )
