@@ -2,6 +2,7 @@
 #
 #   make demo   quantize a real model (all-MiniLM-L6-v2) to NVFP4, verify it, say what was lost
 #   make test   the tests; ARGS="-k nvfp4" picks some
+#   make test-consumers   compressed-tensors and transformers over what we write
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
 #
@@ -17,7 +18,7 @@ GPU := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl)
 CONSTRAINTS := $(if $(GPU),,-c constraints-cpu.txt)
 ARGS ?=
 
-.PHONY: demo test lint format clean setup
+.PHONY: demo test test-consumers lint format clean setup
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -44,6 +45,12 @@ demo: $(MODEL)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The programs that read what is written, where their packages can be had: not part of CI.
+test-consumers: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) \
+		-r tests/consumers/requirements.txt
+	$(BIN)/python -m pytest tests/consumers $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
