@@ -3,6 +3,7 @@
 #   make demo   quantize a real model (all-MiniLM-L6-v2) to NVFP4, verify it, say what was lost
 #   make test   the tests; ARGS="-k nvfp4" picks some
 #   make test-consumers   compressed-tensors and transformers over what we write
+#   make faults  every fault of the fault tests, instead of every third; says how many happened
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
 #
@@ -18,7 +19,7 @@ GPU := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl)
 CONSTRAINTS := $(if $(GPU),,-c constraints-cpu.txt)
 ARGS ?=
 
-.PHONY: demo test test-consumers lint format clean setup
+.PHONY: demo test faults test-consumers lint format clean setup
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -51,6 +52,9 @@ test-consumers: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) \
 		-r tests/consumers/requirements.txt
 	$(BIN)/python -m pytest tests/consumers $(ARGS)
+
+faults: $(INSTALLED)
+	FAULTS=all $(BIN)/python -m pytest -s tests/faults $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -233,6 +233,23 @@ def prune(folder: Path, kept: Container[str]) -> None:
                 remove(path)
 
 
+def tidy(target: Path) -> None:
+    """Remove what a crash just after publishing left beside a complete output."""
+    target = Path(os.path.realpath(target))
+    journal, partial, lock = (
+        target.with_name(f".{target.name}.{suffix}") for suffix in ("journal", "partial", "lock")
+    )
+    if not any(os.path.lexists(name) for name in (journal, partial, lock)):
+        return
+    with contextlib.suppress(OSError, OutputError, BusyError):
+        fd = take_lock(lock, target)
+        try:
+            remove(journal)
+            remove(partial)
+        finally:
+            drop_lock(fd, lock)
+
+
 def _same(one: Path, other: Path) -> bool:
     try:
         return os.path.samefile(one, other)

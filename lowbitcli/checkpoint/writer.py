@@ -261,13 +261,13 @@ class StagedOutput:
         self._published = True
         try:
             atomic.sync_folder(self.target.parent)
-            with contextlib.suppress(OSError):
-                atomic.remove(self._beside("journal"))
             # Only now: until the new names are durable, a power cut may bring the old ones back.
             if self.directory and self.force:
                 shutil.rmtree(self.staging, ignore_errors=True)
                 shutil.rmtree(self._old, ignore_errors=True)
         finally:
+            with contextlib.suppress(OSError):
+                atomic.remove(self._beside("journal"))
             self._release()
 
     def suspend(self) -> None:

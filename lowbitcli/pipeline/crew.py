@@ -62,6 +62,8 @@ class Crew:
             while True:
                 if complete and is_stopped():
                     complete, waiting = False, iter(())
+                    while under_way and under_way[-1][1].cancel():  # it had not begun
+                        under_way.pop()
                 step = next(waiting, None) if len(under_way) < _AHEAD * self.threads else None
                 if step is not None:
                     under_way.append((step, self._pool.submit(self._do, step)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lowbit_kernels.error import Sums
-from lowbitcli.checkpoint import manifest
+from lowbitcli.checkpoint import atomic, manifest
 from lowbitcli.checkpoint.manifest import digest_of
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
@@ -78,6 +78,7 @@ def run(
     budget = memory.budget(plan, options.max_memory, device)
     with Stop() as stop, Crew(budget.threads, device) as crew:
         if not options.force and is_complete(plan, checkpoint, output, crew):
+            atomic.tidy(output)
             result = Result(complete=True)
         else:
             result = _write(plan, checkpoint, output, options, crew, budget, stop, progress)
