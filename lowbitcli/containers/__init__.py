@@ -5,11 +5,21 @@ import difflib
 
 from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
 from lowbitcli.containers.container import Container, Listing
+from lowbitcli.containers.deepseek import DEEPSEEK
 from lowbitcli.containers.lowbit import LOWBIT
+from lowbitcli.containers.modelopt import MODELOPT
+from lowbitcli.containers.native_mxfp8 import NATIVE_MXFP8
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
 
-CONTAINERS: tuple[Container, ...] = (LOWBIT, COMPRESSED_TENSORS, PLAIN)
+CONTAINERS: tuple[Container, ...] = (
+    LOWBIT,
+    COMPRESSED_TENSORS,
+    MODELOPT,
+    DEEPSEEK,
+    NATIVE_MXFP8,
+    PLAIN,
+)
 
 
 def container(name: str) -> Container:

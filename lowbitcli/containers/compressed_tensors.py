@@ -19,7 +19,7 @@ What the config says is written by `ct_config`. Source: compressed-tensors 0.20.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lowbitcli.containers import ct_config
+from lowbitcli.containers import ct_config, suffixes
 from lowbitcli.containers.container import (
     Container,
     Declaration,
@@ -67,20 +67,6 @@ BINDINGS: dict[str, dict[str, Stored]] = {
     },
 }
 PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_global_scale")
-ACTIVATION_SUFFIXES = {
-    ".input_scale": "scale of static activations",
-    ".input_global_scale": "global scale of activations",
-    ".output_scale": "scale of outputs",
-    ".k_scale": "scale of the key cache",
-    ".v_scale": "scale of the value cache",
-    ".q_scale": "scale of queries",
-}
-UNREAD_SUFFIXES = {
-    ".weight_zero_point": "a zero point: asymmetric weights are not read",
-    ".weight_g_idx": "an activation order: reordered groups are not read",
-    ".weight_shape": "a shape of packed integers: pack-quantized weights are not read",
-    ".pre_quant_scale": "a scale of the inputs that was folded out of the weight",
-}
 
 
 def detect(listing: Listing) -> bool:
@@ -89,7 +75,8 @@ def detect(listing: Listing) -> bool:
 
 def examine(listing: Listing) -> Examination:
     """Return the weights that the config declares and the tensors bear out, and what disagrees."""
-    declared = ct_config.read(ct_config.of(listing.config))
+    names = {name.rpartition(".")[0] for name in listing.tensors}
+    declared = ct_config.read(ct_config.of(listing.config), names)
     dtype = ct_config.model_dtype(listing.config)
     weights: dict[str, QuantizedWeight] = {}
     findings: list[Finding] = []
@@ -110,19 +97,8 @@ def examine(listing: Listing) -> Examination:
         taken.update(stem + stored.suffix for stored in bound.values())
     findings += orphans(listing, PART_SUFFIXES, taken)
     findings += _named_and_not_quantized(declared, modules, listing)
-    findings += [
-        Finding("unknown", name, why)
-        for suffix, why in UNREAD_SUFFIXES.items()
-        for name in listing.tensors
-        if name.endswith(suffix)
-    ]
-    activations = {
-        name: why
-        for suffix, why in ACTIVATION_SUFFIXES.items()
-        for name in listing.tensors
-        if name.endswith(suffix)
-    }
-    return Examination(weights, tuple(findings), activations)
+    findings += suffixes.unread(listing)
+    return Examination(weights, tuple(findings), suffixes.activations(listing))
 
 
 def _named_and_not_quantized(

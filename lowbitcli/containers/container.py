@@ -7,22 +7,33 @@ to say.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lowbitcli.containers.layouts import Layout
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import Shape, TensorSpec
 
+# Endings of the names of marker tensors: they are read with the headers, where they are this small.
+MARKERS = (".comfy_quant",)
+MARKER_BYTES = 64 << 10
+
 
 @dataclass(frozen=True)
 class Listing:
     """A checkpoint on paper. `metadata` is the header metadata of each of its files, `config`
-    is config.json."""
+    is config.json, `quant_config` hf_quant_config.json.
+
+    `markers` are the bytes of small tensors that say how others are to be read (see MARKERS).
+    `raw_fp8` asks for FP8 tensors without a scale to be taken for numbers as they are.
+    """
 
     tensors: Mapping[str, TensorSpec]
     config: Mapping[str, Any] | None = None
     metadata: tuple[Mapping[str, str], ...] = ()
+    quant_config: Mapping[str, Any] | None = None
+    markers: Mapping[str, bytes] = field(default_factory=dict)
+    raw_fp8: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,11 @@ class Stored:
     dtype: str
     layout: Layout
     reads: tuple[str, ...] = ()
+
+    def at(self, shape: Shape) -> "Stored":
+        """Return how a part is stored whose canonical tensor has `shape`."""
+        layout = self.layout.at(shape)
+        return self if layout is self.layout else replace(self, layout=layout)
 
 
 @dataclass(frozen=True)
@@ -72,17 +88,20 @@ class Examination:
     `activations` are tensors that only say how activations are scaled (name -> what it is): no
     weight needs them, and they mean nothing once the weights are no longer quantized. A tensor
     that is neither a part of a weight nor one of those nor named in a finding is plain.
+    `markers` are tensors that only say how others are stored; `notes` is what a user should know.
     """
 
     weights: Mapping[str, QuantizedWeight]
     findings: tuple[Finding, ...] = ()
     activations: Mapping[str, str] = field(default_factory=dict)
+    markers: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Declaration:
     """One weight as the writer of a checkpoint declares it: what it is called, its scheme
-    (None: kept) and options."""
+    (None: kept) and options. `rule` is "" where scales are as the source has them."""
 
     name: str
     scheme: Scheme | None
@@ -94,11 +113,15 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a container adds so that readers understand: the new config.json, and header
-    metadata."""
+    """What a container adds so that readers understand: the new config.json, header metadata,
+    further JSON `files` beside config.json, small U8 tensors (`constants`, name -> bytes), and
+    what a user should know of the programs that read this (`notes`)."""
 
     config: dict[str, Any] | None
     metadata: Mapping[str, str]
+    files: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, bytes] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +136,8 @@ class Container:
         config said. It is asked once about all weights, for the config, and once about those of
         each file, for its metadata.
     activations: scheme name -> the activation options that its consumers take, the first is the
-    default. needs_config: can only be written beside a config.json.
+    default. needs_config: can only be written beside a config.json. unwritten: schemes that are
+    read, and not written: their readers need what weights alone do not give.
     """
 
     name: str
@@ -123,6 +147,12 @@ class Container:
     declare: Callable[[Sequence[Declaration], Mapping[str, Any] | None], Declared]
     activations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs_config: bool = False
+    unwritten: frozenset[str] = frozenset()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The schemes that can be written."""
+        return tuple(name for name in self.bindings if name not in self.unwritten)
 
     def part_name(self, weight: str, stored: Stored) -> str:
         """Return the tensor that holds a part of `weight` (a name that ends in `.weight`, or

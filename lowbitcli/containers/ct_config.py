@@ -2,20 +2,21 @@
 declarations.
 
 Which group a module belongs to: an exact target wins over `re:` (a match at the start of the
-name), which wins over a class name; `ignore` wins over all. Source: compressed-tensors 0.20.1,
+name), which wins over a class name; `ignore` wins over all. What could be read as a class or as a
+pattern, and is a module, is written as the pattern that takes that module alone. Source: compressed-tensors 0.20.1,
 `utils/match.py`, `config/base.py`, `quantization/quant_args.py`; which fields the consumers really
 need was tried on vLLM 0.33 and transformers 5.24.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lowbitcli.containers.container import Declaration
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
 from lowbitcli.errors import CheckpointError, UnsupportedError
-from lowbitcli.regex import MAX_NAME, compile_bounded
+from lowbitcli.regex import MAX_NAME, MAX_PATTERN, compile_bounded
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import safe
 
@@ -118,8 +119,9 @@ class DeclaredSchemes:
         return self.classes[0] if self.classes else None
 
 
-def read(config: Mapping[str, Any]) -> DeclaredSchemes:
-    """Understand a quantization_config.
+def read(config: Mapping[str, Any], modules: Collection[str] = ()) -> DeclaredSchemes:
+    """Understand a quantization_config; `modules` are those of the checkpoint, whose names are
+    no patterns and, but for Linear, no classes.
 
     Raises:
         CheckpointError: it is malformed, or two groups claim every Linear.
@@ -135,11 +137,11 @@ def read(config: Mapping[str, Any]) -> DeclaredSchemes:
     for label, group in groups.items():
         scheme, targets = _group(label, group)
         for target in targets:
-            if target.startswith("re:"):
-                patterns.append((_compile(target), scheme))
-            elif "." in target or not target[:1].isupper():
+            if target in modules or not _is_ambiguous(target):
                 exact[target] = scheme
-            else:
+            elif target.startswith("re:"):
+                patterns.append((_compile(target), scheme))
+            if target not in modules and _is_class(target) or target == "Linear":
                 classes.append(scheme)
     if len(set(classes)) > 1:
         raise CheckpointError("quantization_config has two groups for the same class of modules")
@@ -148,9 +150,26 @@ def read(config: Mapping[str, Any]) -> DeclaredSchemes:
         exact,
         tuple(patterns),
         tuple(classes),
-        frozenset(entry for entry in ignored if not entry.startswith("re:")),
-        tuple(_compile(entry) for entry in ignored if entry.startswith("re:")),
+        frozenset(ignored),
+        tuple(_compile(e) for e in ignored if e.startswith("re:") and e not in modules),
     )
+
+
+def _is_class(entry: str) -> bool:
+    """Would a reader who knows no module of this name take it for a class of modules?"""
+    return "." not in entry and entry[:1].isupper()
+
+
+def _is_ambiguous(entry: str) -> bool:
+    return entry.startswith("re:") or _is_class(entry)
+
+
+def _entry(module: str) -> str:
+    """Return what names this module and nothing else, to every reader."""
+    pattern = rf"{re.escape(module)}\Z"
+    if not _is_ambiguous(module) or len(module) > MAX_NAME or len(pattern) > MAX_PATTERN:
+        return module
+    return f"re:{pattern}"
 
 
 def _group(label: str, group: Any) -> tuple[Scheme, list[str]]:
@@ -232,11 +251,14 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
         form, weights, dynamic = GROUPS[scheme]
         groups[f"group_{number}"] = {
             "format": form,
-            "targets": ["Linear"] if len(kinds) == 1 else sorted(modules),
+            "targets": ["Linear"]
+            if len(kinds) == 1
+            else [_entry(module) for module in sorted(modules)],
             "weights": dict(weights),
             "input_activations": dict(dynamic) if dynamic and activations == "dynamic" else None,
             "output_activations": None,
         }
+    quantized = {module for modules in kinds.values() for module in modules}
     if has_untold_head(config):
         ignore.add("lm_head")
     said["quantization_config"] = {
@@ -244,7 +266,7 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
         "quantization_status": "compressed",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "config_groups": groups,
-        "ignore": sorted(ignore - {m for modules in kinds.values() for m in modules}),
+        "ignore": [_entry(module) for module in sorted(ignore - quantized)],
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
         "transform_config": {},

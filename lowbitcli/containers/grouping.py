@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from lowbitcli.containers.container import Finding, Listing, QuantizedWeight, Stored
 from lowbitcli.errors import LowbitError
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, TensorSpec
+from lowbitcli.tensors import DATA, Shape, TensorSpec
 
 
 def parts_of(stem: str, bound: Mapping[str, Stored]) -> dict[str, str]:
@@ -20,9 +20,14 @@ def weight_from(
     bound: Mapping[str, Stored],
     listing: Listing,
     dtype_of: Callable[[str], str],
+    shape: Shape | None = None,
+    name: str = "",
 ) -> tuple[QuantizedWeight | None, list[Finding]]:
     """Build the quantized weight of module `stem` from its parts, or say why that cannot be
-    done."""
+    done.
+
+    `shape` and `name` are the weight's, where they do not follow from its data and the stem.
+    """
     names = parts_of(stem, bound)
     data_name = names[DATA]
     findings = [
@@ -32,11 +37,14 @@ def weight_from(
     ]
     if findings:
         return None, findings
-    shape = scheme.shape_of(listing.tensors[data_name].shape)
+    if shape is None:
+        shape = scheme.shape_of(listing.tensors[data_name].shape)
     try:
         specs = scheme.specs(shape)
     except LowbitError as error:
         return None, [Finding("mismatch", data_name, f"declared {scheme.name}: {error.message}")]
+    if any(stored.layout.fitted is not None for stored in bound.values()):
+        bound = {part: stored.at(specs[part].shape) for part, stored in bound.items()}
     for part, stored in bound.items():
         want = stored.layout.spec(specs[part])
         have = listing.tensors[names[part]]
@@ -45,7 +53,7 @@ def weight_from(
             findings.append(Finding("mismatch", have.name, f"{scheme.name} of {stem}: {problem}"))
     if findings:
         return None, findings
-    name = stem + ".weight"
+    name = name or stem + ".weight"
     return QuantizedWeight(name, scheme, shape, dtype_of(name), names, bound), []
 
 

@@ -9,16 +9,26 @@ this module imports no tensor library.
 | identity | as it is |
 | vector1 | a scalar as `[1]` |
 | reciprocal1 | a scalar as the `[1]` tensor of its reciprocal, at most the largest fp32 |
+| column | `[*, R, 1]` as `[*, R]` |
+| blocks4d | `[*, A, B]` as `[*, A, 1, B, 1]` |
+| sixteens | `[*, R, C]` as `[*, R, C/16, 16]` |
+| transposed | `[*, R, C]` as `[*, C, R]` |
+| padded n x m | zeros below and to the right, up to multiples of n and m |
+| padded, high first | that, and the two nibbles of a byte exchanged |
+| swizzled 128x4 | padded 128 x 4, and tile after tile in the order of tensor cores |
 
-Source of the last two: compressed-tensors 0.20.1, `quantization/utils/helpers.py`
-(generate_gparam) and the checkpoints that llm-compressor 0.14 writes.
+The padded ones depend on the shape: `fitted` gives the layout for one.
+Sources: vector1, reciprocal1: compressed-tensors 0.20.1, `quantization/utils/helpers.py`
+(generate_gparam) and the checkpoints that llm-compressor 0.14 writes; column, blocks4d: ModelOpt
+0.47 exports; sixteens: gpt-oss; padded and swizzled: comfy-kitchen 0.2.40, `float_utils.py`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from lowbitcli.tensors import TensorSpec
+from lowbitcli.tensors import Shape, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +43,11 @@ class Layout:
     encode: "Callable[[Tensor], Tensor]"
     decode: "Callable[[Tensor], Tensor]"
     spec: Callable[[TensorSpec], TensorSpec]
+    fitted: "Callable[[Shape], Layout] | None" = None
+
+    def at(self, shape: Shape) -> "Layout":
+        """Return this layout for a canonical tensor of `shape`."""
+        return self if self.fitted is None else self.fitted(shape)
 
 
 def _same(value):
@@ -66,5 +81,127 @@ RECIPROCAL1 = Layout(
     lambda vector: _reciprocal(_from_vector(vector)),
     _as_vector,
 )
+COLUMN = Layout(
+    "column",
+    lambda scale: scale.squeeze(-1),
+    lambda stored: stored.unsqueeze(-1),
+    lambda spec: TensorSpec(spec.name, spec.dtype, spec.shape[:-1]),
+)
+BLOCKS4D = Layout(
+    "blocks4d",
+    lambda scale: scale.unsqueeze(-2).unsqueeze(-1),
+    lambda stored: stored.squeeze(-1).squeeze(-2),
+    lambda spec: TensorSpec(spec.name, spec.dtype, (*spec.shape[:-1], 1, *spec.shape[-1:], 1)),
+)
+SIXTEENS = Layout(
+    "sixteens",
+    lambda data: data.reshape(*data.shape[:-1], data.shape[-1] // 16, 16),
+    lambda stored: stored.flatten(-2),
+    lambda spec: TensorSpec(spec.name, spec.dtype, (*spec.shape[:-1], spec.shape[-1] // 16, 16)),
+)
+TRANSPOSED = Layout(
+    "transposed",
+    lambda w: w.transpose(-1, -2).contiguous(),
+    lambda stored: stored.transpose(-1, -2).contiguous(),
+    lambda spec: TensorSpec(
+        spec.name, spec.dtype, (*spec.shape[:-2], spec.shape[-1], spec.shape[-2])
+    ),
+)
 
-LAYOUTS = (IDENTITY, VECTOR1, RECIPROCAL1)
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def _pad(high: int, wide: int, tensor: "Tensor") -> "Tensor":
+    rows, cols = tensor.shape[-2:]
+    if rows % high == 0 and cols % wide == 0:
+        return tensor
+    shape = (*tensor.shape[:-2], _multiple(rows, high), _multiple(cols, wide))
+    padded = tensor.new_zeros(shape)
+    padded[..., :rows, :cols] = tensor
+    return padded
+
+
+def _padded_spec(high: int, wide: int, spec: TensorSpec) -> TensorSpec:
+    rows, cols = spec.shape[-2:]
+    shape = (*spec.shape[:-2], _multiple(rows, high), _multiple(cols, wide))
+    return TensorSpec(spec.name, spec.dtype, shape)
+
+
+def _crop(rows: int, cols: int, tensor: "Tensor") -> "Tensor":
+    return tensor[..., :rows, :cols].contiguous()
+
+
+def _swap_nibbles(packed: "Tensor") -> "Tensor":
+    return (packed >> 4) | (packed << 4)
+
+
+def _swizzle(scale: "Tensor") -> "Tensor":
+    padded = _pad(128, 4, scale)
+    lead, (rows, cols) = padded.shape[:-2], padded.shape[-2:]
+    tiles = padded.reshape(*lead, rows // 128, 4, 32, cols // 4, 4)
+    # [.., row tile, row // 32, row % 32, column tile, column]
+    return tiles.movedim(-2, -4).transpose(-3, -2).reshape(padded.shape)
+
+
+def _unswizzle(rows: int, cols: int, stored: "Tensor") -> "Tensor":
+    lead, (high, wide) = stored.shape[:-2], stored.shape[-2:]
+    tiles = stored.reshape(*lead, high // 128, wide // 4, 32, 4, 4)
+    linear = tiles.transpose(-3, -2).movedim(-4, -2).reshape(stored.shape)
+    return _crop(rows, cols, linear)
+
+
+@cache  # so that equal layouts are one: a weight in the same layout is copied byte for byte
+def padded(high: int, wide: int, swap: bool = False) -> Layout:
+    """Return the layout of `[*, R, C]` padded to multiples of `high` rows and `wide` columns; with
+    `swap` of packed codes whose first stands in the high nibble."""
+
+    @cache
+    def fitted(shape: Shape) -> Layout:
+        rows, cols = shape[-2:]
+
+        def encode(tensor: "Tensor") -> "Tensor":
+            return _pad(high, wide, _swap_nibbles(tensor) if swap else tensor)
+
+        def decode(stored: "Tensor") -> "Tensor":
+            tensor = _crop(rows, cols, stored)
+            return _swap_nibbles(tensor) if swap else tensor
+
+        return Layout(name, encode, decode, spec)
+
+    name = f"padded {high} x {wide}{', high first' if swap else ''}"
+    spec = partial(_padded_spec, high, wide)
+    return Layout(name, _unfitted, _unfitted, spec, fitted)
+
+
+def _unfitted(tensor: "Tensor") -> "Tensor":
+    raise ValueError("this layout depends on the shape: take it `at` one")
+
+
+@cache
+def _swizzled(shape: Shape) -> Layout:
+    return Layout(
+        "swizzled128x4",
+        _swizzle,
+        partial(_unswizzle, *shape[-2:]),
+        partial(_padded_spec, 128, 4),
+    )
+
+
+SWIZZLED128X4 = Layout(
+    "swizzled128x4", _unfitted, _unfitted, partial(_padded_spec, 128, 4), _swizzled
+)
+
+LAYOUTS = (
+    IDENTITY,
+    VECTOR1,
+    RECIPROCAL1,
+    COLUMN,
+    BLOCKS4D,
+    SIXTEENS,
+    TRANSPOSED,
+    padded(16, 16),
+    padded(16, 8, swap=True),
+    SWIZZLED128X4,
+)

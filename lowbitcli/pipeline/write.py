@@ -44,6 +44,12 @@ class Writer:
     def finish(self, checkpoint: Checkpoint, source: str) -> None:
         """Write headers, then what stands beside the weights, the manifest last; `source` is the
         digest of what was read."""
+        for constant in self._plan.constants:
+            part = Part(constant.spec, constant.file)
+            self.write(part, 0, memoryview(constant.data))
+            checksum = manifest.TensorHash()
+            checksum.update(constant.data)
+            self.prove(part, checksum.hexdigest())
         for name, file in self._files.items():
             header = file.header
             if not self._plan.directory:
@@ -55,6 +61,8 @@ class Writer:
             self._staged.copy_file(name, checkpoint.root / name)
         if self._plan.config is not None:
             self._staged.write_file("config.json", self._plan.config)
+        for name, text in self._plan.documents.items():
+            self._staged.write_file(name, text)
         if self._plan.index is not None:
             self._staged.write_file(self._plan.index_name, self._plan.index)
         self._staged.write_file(manifest.MANIFEST, self._manifest(source))

@@ -17,7 +17,7 @@ from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
-from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
+from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight
 from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
 from lowbitcli.recipe import Recipe
 from lowbitcli.schemes import BY_NAME, Scheme
@@ -133,8 +133,9 @@ def _stored(scheme: str, container: str, shape: Shape) -> list[tuple[str, Stored
     bound = container_of(container).bindings[scheme]
     specs = BY_NAME[scheme].specs(shape)
     return [
-        (part, bound[part], bound[part].dtype, bound[part].layout.spec(spec).shape)
+        (part, stored, stored.dtype, stored.layout.spec(spec).shape)
         for part, spec in specs.items()
+        for stored in (bound[part].at(spec.shape),)
     ]
 
 
@@ -145,12 +146,15 @@ def _assemble(
     container: Container,
     recipe: Mapping[str, Any],
 ) -> Plan:
-    declared = container.declare([_declaration(weight) for weight in weights], checkpoint.config)
+    declarations = [_declaration(weight) for weight in weights]
+    declared = container.declare(declarations, checkpoint.config)
     config, sidecars = _config(checkpoint, declared.config)
-    specs, metadata = _contents(checkpoint, weights, container)
-    name = digest(checkpoint, recipe, specs, metadata, config)
+    documents = {name: _json(said) for name, said in declared.files.items()}
+    specs, metadata, constants = _contents(checkpoint, weights, declarations, container)
+    beside = [config or b"", *documents.values(), *(one.data for one in constants)]
+    name = digest(checkpoint, recipe, specs, metadata, b"".join(beside))
     files = _files(specs, metadata, None if checkpoint.is_directory else (recipe, name))
-    notes = [*checkpoint.notes]
+    notes = [*checkpoint.notes, *source.notes, *declared.notes]
     if source.activations:
         notes.append(f"{len(source.activations)} scales of activations are not carried over")
     index = None
@@ -173,6 +177,8 @@ def _assemble(
         notes=tuple(notes),
         digest=name,
         dropped=dict(source.activations),
+        documents=documents,
+        constants=constants,
     )
 
 
@@ -188,29 +194,33 @@ def _config(
 
 def _declaration(weight: Weight) -> Declaration:
     scheme = None if weight.fake else weight.target
-    return Declaration(
-        weight.name, scheme, weight.shape, weight.dtype, weight.activations, weight.rule
-    )
+    rule = "" if weight.recodes else weight.rule
+    return Declaration(weight.name, scheme, weight.shape, weight.dtype, weight.activations, rule)
 
 
 def _contents(
-    checkpoint: Checkpoint, weights: Iterable[Weight], container: Container
-) -> tuple[dict[str, list[TensorSpec]], dict[str, dict[str, str]]]:
-    """Return what each output file holds and what its header says besides."""
+    checkpoint: Checkpoint,
+    weights: Sequence[Weight],
+    declarations: Sequence[Declaration],
+    container: Container,
+) -> tuple[dict[str, list[TensorSpec]], dict[str, dict[str, str]], tuple[Constant, ...]]:
+    """Return what each output file holds, what its header says besides, and what of it is known."""
     specs: dict[str, list[TensorSpec]] = {file: [] for file in checkpoint.files}
     held: dict[str, list[Declaration]] = {file: [] for file in checkpoint.files}
-    for weight in weights:
+    for weight, declaration in zip(weights, declarations, strict=True):
         for part in weight.writes.values():
             specs[part.file].append(part.spec)
-        held[weight.writes[DATA].file].append(_declaration(weight))
-    metadata = {
-        name: {
-            **_carried(checkpoint.metadata[name]),
-            **container.declare(held[name], None).metadata,
-        }
-        for name in checkpoint.files
-    }
-    return specs, metadata
+        held[weight.writes[DATA].file].append(declaration)
+    metadata: dict[str, dict[str, str]] = {}
+    constants: list[Constant] = []
+    for name in checkpoint.files:
+        declared = container.declare(held[name], None)
+        metadata[name] = {**_carried(checkpoint.metadata[name]), **declared.metadata}
+        for tensor, data in sorted(declared.constants.items()):
+            spec = TensorSpec(tensor, "U8", (len(data),))
+            constants.append(Constant(spec, name, data))
+            specs[name].append(spec)
+    return specs, metadata, tuple(constants)
 
 
 def _files(

@@ -141,11 +141,11 @@ def _refused(
 
 def _check_options(scheme: Scheme, rule: Rule, decision: Decision, conditions: Conditions) -> None:
     container = conditions.container
-    if scheme.name not in container.bindings and not conditions.fake:
+    if scheme.name not in container.writes and not conditions.fake:
         raise RecipeError(
             f"the container {container.name} has no {scheme.name}",
             where=decision.where,
-            hint=f"it has: {', '.join(container.bindings) or 'no quantized weights at all'}",
+            hint=f"it has: {', '.join(container.writes) or 'no quantized weights at all'}",
         )
     if rule.scale not in scheme.rules:
         raise RecipeError(
@@ -179,7 +179,7 @@ def _keep_whole_groups(
 def _refuse_unstorable(choices: Mapping[str, Choice], container: Container) -> None:
     """Raise UnsupportedError for a weight that stays quantized in a way the container has not."""
     for name, choice in choices.items():
-        if choice.target is not None and choice.target.name not in container.bindings:
+        if choice.target is not None and choice.target.name not in container.writes:
             raise UnsupportedError(
                 f"{safe(name)} stays {choice.target.name}, "
                 f"and the container {container.name} has no {choice.target.name}",

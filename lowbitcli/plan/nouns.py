@@ -102,11 +102,21 @@ class OutputFile:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """A tensor of an output file whose bytes are known when the plan is made."""
+
+    spec: TensorSpec
+    file: str
+    data: bytes
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a run will do. `directory` is whether the output is one; `output` may be unset.
 
-    `config` is the text of the new config.json (None: there is none), `sidecars` are files that
-    are copied, `notes` what the user should be told, `digest` names this plan: equal digests mean
+    `config` is the text of the new config.json (None: there is none), `documents` that of further
+    files beside it, `sidecars` are files that are copied, `constants` small tensors that are known
+    on paper, `notes` what the user should be told, `digest` names this plan: equal digests mean
     equal output bytes.
     """
 
@@ -126,6 +136,8 @@ class Plan:
     notes: tuple[str, ...]
     digest: str
     dropped: Mapping[str, str] = field(default_factory=dict)
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    constants: tuple[Constant, ...] = ()
 
     @cached_property
     def bytes_in(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers import Container, Listing, recognise
-from lowbitcli.containers.container import Finding, QuantizedWeight
+from lowbitcli.containers.container import MARKER_BYTES, MARKERS, Finding, QuantizedWeight
 from lowbitcli.containers.ct_config import of as quantization_config
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import CheckpointError, UnsupportedError
@@ -48,22 +48,31 @@ class Source:
     weights: Mapping[str, SourceWeight]
     findings: tuple[Finding, ...]
     activations: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
-def listing(checkpoint: Checkpoint) -> Listing:
-    """Return what a container is shown of a checkpoint."""
+def listing(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Listing:
+    """Return what a container is shown of a checkpoint; marker tensors are read for it."""
     tensors = {name: stored.spec for name, stored in checkpoint.tensors.items()}
-    return Listing(tensors, checkpoint.config, tuple(checkpoint.metadata.values()))
+    markers = {
+        name: bytes(checkpoint.read(name))
+        for name, spec in tensors.items()
+        if name.endswith(MARKERS) and spec.dtype == "U8" and spec.numel <= MARKER_BYTES
+    }
+    metadata = tuple(checkpoint.metadata.values())
+    return Listing(tensors, checkpoint.config, metadata, checkpoint.quant_config, markers, raw_fp8)
 
 
-def examine(checkpoint: Checkpoint) -> Source:
+def examine(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Source:
     """Find the container of a checkpoint and every weight in it, without reading one.
+
+    `raw_fp8` takes FP8 tensors without a scale for numbers as they are.
 
     Raises:
         UnsupportedError: its config declares a quantization that no container here reads.
         CheckpointError: what it declares cannot be understood.
     """
-    seen = listing(checkpoint)
+    seen = listing(checkpoint, raw_fp8=raw_fp8)
     container = recognise(seen)
     if container is PLAIN:
         _refuse_unread(checkpoint)
@@ -74,12 +83,13 @@ def examine(checkpoint: Checkpoint) -> Source:
         weights[weight.name] = _quantized(weight, checkpoint)
         parts.update(weight.parts.values())
     for name, stored in checkpoint.tensors.items():
-        if name in parts or name in found.activations:
+        if name in parts or name in found.activations or name in found.markers:
             continue
         spec = stored.spec
         read = Part(spec, stored.file)
         weights[name] = SourceWeight(name, spec.shape, spec.dtype, None, {DATA: read})
-    return Source(container, dict(sorted(weights.items())), found.findings, found.activations)
+    weights = dict(sorted(weights.items()))
+    return Source(container, weights, found.findings, found.activations, found.notes)
 
 
 def _quantized(weight: QuantizedWeight, checkpoint: Checkpoint) -> SourceWeight:

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from lowbit_kernels.formats import E4M3, E8M0, F32, Format
 from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.containers.layouts import RECIPROCAL1
 from lowbitcli.errors import CheckpointError
-from lowbitcli.pipeline.read import tensor_of
+from lowbitcli.pipeline.read import by_value, tensor_of
 from lowbitcli.plan.nouns import Part
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.recipe import Recipe
@@ -47,7 +48,9 @@ def _scale(
 ) -> list[Problem]:
     if weight.scheme is None:
         raise ValueError("only a quantized weight has scales")
-    stored = tensor_of(checkpoint.read(part.spec.name), part.spec)
+    stored = by_value(tensor_of(checkpoint.read(part.spec.name), part.spec), part)
+    if part.stored is not None and part.stored.layout != RECIPROCAL1:
+        stored = part.stored.layout.decode(stored)  # what pads it is no scale
     wanted = weight.scheme.scale if name == SCALE else weight.scheme.global_scale or F32
     if wanted is E8M0 or wanted is E4M3:
         bad, zero = _bytes(wanted, stored)

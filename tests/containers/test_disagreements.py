@@ -53,7 +53,7 @@ MALFORMED = [
     ({"config_groups": {}},),
     ({"quant_method": None, "bits": 4},),
     ({"quant_method": ["compressed-tensors"]},),
-    ({"quant_method": "fp8", "weight_block_size": [128, 128]},),
+    ({"quant_method": "gptq", "bits": 4},),
     ([], "config_groups"),
     ("x", "config_groups"),
     (0, "config_groups"),
