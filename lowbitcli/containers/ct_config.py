@@ -3,9 +3,9 @@ declarations.
 
 Which group a module belongs to: an exact target wins over `re:` (a match at the start of the
 name), which wins over a class name; `ignore` wins over all. What could be read as a class or as a
-pattern, and is a module, is written as the pattern that takes that module alone. Source: compressed-tensors 0.20.1,
-`utils/match.py`, `config/base.py`, `quantization/quant_args.py`; which fields the consumers really
-need was tried on vLLM 0.33 and transformers 5.24.
+pattern, and is a module, is written as the pattern that takes that module alone. Source:
+compressed-tensors 0.20.1, `utils/match.py`, `config/base.py`, `quantization/quant_args.py`; which
+fields the consumers really need was tried on vLLM 0.33 and transformers 5.24.
 """
 
 import re
@@ -141,7 +141,7 @@ def read(config: Mapping[str, Any], modules: Collection[str] = ()) -> DeclaredSc
                 exact[target] = scheme
             elif target.startswith("re:"):
                 patterns.append((_compile(target), scheme))
-            if target not in modules and _is_class(target) or target == "Linear":
+            if (target not in modules and _is_class(target)) or target == "Linear":
                 classes.append(scheme)
     if len(set(classes)) > 1:
         raise CheckpointError("quantization_config has two groups for the same class of modules")
