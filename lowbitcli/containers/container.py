@@ -73,8 +73,8 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong or not understood: `kind` one of missing, orphan, mismatch, unknown;
-    `tensor` is a name."""
+    """Something wrong or not understood: `kind` one of missing, orphan, mismatch, unknown,
+    duplicate; `tensor` is a name."""
 
     kind: str
     tensor: str
@@ -137,7 +137,8 @@ class Container:
         each file, for its metadata.
     activations: scheme name -> the activation options that its consumers take, the first is the
     default. needs_config: can only be written beside a config.json. unwritten: schemes that are
-    read, and not written: their readers need what weights alone do not give.
+    read, and not written: their readers need what weights alone do not give. fuses: its readers
+    serve some weights as one matrix (q/k/v), so that these share a scale.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Container:
     activations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs_config: bool = False
     unwritten: frozenset[str] = frozenset()
+    fuses: bool = True
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -79,17 +79,29 @@ def examine(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Source:
     found = container.examine(seen)
     weights: dict[str, SourceWeight] = {}
     parts: set[str] = set()
+    twice: list[Finding] = []
     for weight in found.weights.values():
         weights[weight.name] = _quantized(weight, checkpoint)
         parts.update(weight.parts.values())
     for name, stored in checkpoint.tensors.items():
         if name in parts or name in found.activations or name in found.markers:
             continue
+        if name in weights:
+            twice.append(_twice(weights[name]))
+            continue
         spec = stored.spec
         read = Part(spec, stored.file)
         weights[name] = SourceWeight(name, spec.shape, spec.dtype, None, {DATA: read})
     weights = dict(sorted(weights.items()))
-    return Source(container, weights, found.findings, found.activations, found.notes)
+    findings = (*found.findings, *twice)
+    return Source(container, weights, findings, found.activations, found.notes)
+
+
+def _twice(weight: SourceWeight) -> Finding:
+    """Report a tensor that has the name of a quantized weight and is no part of it."""
+    scheme = weight.scheme.name if weight.scheme is not None else ""
+    said = f"stored twice: as {scheme} in {safe(weight.reads[DATA].spec.name)}, and as it is"
+    return Finding("duplicate", weight.name, said)
 
 
 def _quantized(weight: QuantizedWeight, checkpoint: Checkpoint) -> SourceWeight:

@@ -25,6 +25,7 @@ class Problem:
     |---|---|
     | unreadable | the checkpoint, or a tensor of it, cannot be read |
     | missing, orphan, mismatch, unknown | names, dtypes or shapes against what is declared |
+    | duplicate | a weight is stored twice, quantized and as it is |
     | index, manifest | the index or the manifest against what is stored |
     | scale | a stored scale is zero, negative, NaN or Inf |
     | shared | weights that are served as one matrix have different scales |
