@@ -67,6 +67,8 @@ BINDINGS: dict[str, dict[str, Stored]] = {
     },
 }
 PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_global_scale")
+# Also of other writers: beside an ignored weight, any of them is a contradiction.
+SCALE_SUFFIXES = (*PART_SUFFIXES, ".weight_scale_inv", ".weight_scale_2", ".scale_weight")
 
 
 def detect(listing: Listing) -> bool:
@@ -84,6 +86,8 @@ def examine(listing: Listing) -> Examination:
     modules = _quantized_modules(listing)
     for stem, evidence in modules.items():
         scheme = declared.scheme_of(stem)
+        if scheme is None and declared.ignores(stem) and _is_plain(stem, evidence, listing):
+            continue
         if scheme is None:
             message = "stored as if quantized, but the config ignores it or has no group for it"
             findings.append(Finding("mismatch", evidence, message))
@@ -99,6 +103,12 @@ def examine(listing: Listing) -> Examination:
     findings += _named_and_not_quantized(declared, modules, listing)
     findings += suffixes.unread(listing)
     return Examination(weights, tuple(findings), suffixes.activations(listing))
+
+
+def _is_plain(stem: str, evidence: str, listing: Listing) -> bool:
+    """Is an ignored module what the config says, numbers of 8 bits that no scale belongs to?"""
+    scaled = any(stem + suffix in listing.tensors for suffix in SCALE_SUFFIXES)
+    return evidence == stem + ".weight" and not scaled
 
 
 def _named_and_not_quantized(
@@ -127,7 +137,7 @@ def _quantized_modules(listing: Listing) -> dict[str, str]:
     for name, spec in listing.tensors.items():
         if name.endswith(".weight_packed"):
             modules[name.removesuffix(".weight_packed")] = name
-        elif name.endswith(".weight") and (spec.dtype.startswith("F8_") or spec.dtype == "I8"):
+        elif name.endswith(".weight") and ct_config.has_8_bits(spec.dtype):
             modules[name.removesuffix(".weight")] = name
         elif name.endswith(".weight_scale"):
             stem = name.removesuffix(".weight_scale")

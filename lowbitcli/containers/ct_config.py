@@ -106,10 +106,13 @@ class DeclaredSchemes:
     ignored: frozenset[str]
     ignored_patterns: tuple[re.Pattern[str], ...]
 
+    def ignores(self, module: str) -> bool:
+        return module in self.ignored or any(_takes(p, module) for p in self.ignored_patterns)
+
     def scheme_of(self, module: str) -> Scheme | None:
         """Return the scheme that the config declares for `module`, None where it is ignored or
         in no group."""
-        if module in self.ignored or any(_takes(p, module) for p in self.ignored_patterns):
+        if self.ignores(module):
             return None
         if module in self.exact:
             return self.exact[module]
@@ -240,7 +243,7 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
         module = item.name.removesuffix(".weight")
         if item.scheme is not None:
             kinds.setdefault((item.scheme.name, item.activations), []).append(module)
-        elif len(item.shape) >= 2 and item.name.endswith(".weight"):
+        elif item.name.endswith(".weight") and (len(item.shape) >= 2 or has_8_bits(item.dtype)):
             ignore.add(module)
     said = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
     if not kinds:
@@ -274,6 +277,11 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
         "version": VERSION,
     }
     return said
+
+
+def has_8_bits(dtype: str) -> bool:
+    """May numbers of this dtype be the codes of a quantized weight?"""
+    return dtype.startswith("F8_") or dtype == "I8"
 
 
 def has_untold_head(config: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from lowbitcli.api import Request, dequantize, inspect, quantize
+from lowbitcli.api import Request, dequantize, inspect, quantize, verify
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
@@ -348,3 +348,38 @@ def test_the_command(made, lowbit):
     said = lowbit("inspect", root)
     assert said.code == 0
     assert DOWN + ".weight_scale" in said.out
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight", LAYER + "mlp.gate.weight"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_what_was_8_bits_without_a_scale_is_plain(tmp_path, name, dtype):
+    kept = weight(64, 64).to(dtype)
+    kept = kept[0].clone() if "norm" in name else kept
+    source = single(tmp_path / "source", {name: kept, DOWN + ".weight": weight(64, 64)})
+    output = quantize(source, tmp_path / "out", Request(scheme="nvfp4"), device="cpu").output
+    assert name.removesuffix(".weight") in checkpoints.quantization_of(output)["ignore"]
+    assert verify(output, against=source, device="cpu").passed
+    back = dequantize(output, tmp_path / "back", device="cpu").output
+    assert torch.equal(checkpoints.read(back / "model.safetensors")[name].float(), kept.float())
+
+
+@pytest.mark.parametrize("scale", ["weight_scale", "weight_scale_inv", "weight_global_scale"])
+def test_an_ignored_module_with_a_scale_disagrees(made, scale):
+    output = made()
+    set_config(output, ["lm_head"], "ignore")
+    stored = {"lm_head.weight": weight(64, 64).to(torch.float8_e4m3fn)}
+    stored[f"lm_head.{scale}"] = torch.ones(1)
+    set_tensors(output, lambda tensors: tensors.update(stored))
+    assert "lm_head" in str(inspect(output).findings)
+
+
+def test_8_bits_without_a_scale_disagree_where_nothing_ignores_them(made):
+    output = made()
+    stored = {"lm_head.weight": weight(64, 64).to(torch.float8_e4m3fn)}
+    set_tensors(output, lambda tensors: tensors.update(stored))
+    set_config(output, [], "ignore")
+    found = inspect(output).findings
+    assert {(f.kind, f.tensor.rpartition(".")[0]) for f in found} == {("missing", "lm_head")}
+    set_config(output, [DOWN, UP], *GROUP, "targets")
+    (finding,) = inspect(output).findings
+    assert (finding.kind, finding.tensor) == ("mismatch", "lm_head.weight")
