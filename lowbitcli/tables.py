@@ -180,6 +180,13 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     ]
 
 
+def timing_lines(outcome: "Outcome") -> list[str]:
+    """Tell where a run's time went: seconds of each stage, those of threads added up."""
+    ranked = sorted(outcome.stages.items(), key=lambda item: -item[1])
+    rows = [("stage", "seconds"), *((name, f"{seconds:.2f}") for name, seconds in ranked)]
+    return columns(rows, right=(1,))
+
+
 def outcome_document(outcome: "Outcome") -> dict[str, Any]:
     """Return a run as a JSON document: its plan, the error of each weight, seconds, bytes."""
     return {
@@ -194,6 +201,7 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         "already_complete": outcome.complete,
         "resumed": outcome.resumed,
         "seconds": outcome.seconds,
+        "stages": dict(outcome.stages),
         "peak_rss": outcome.peak_rss,
         "peak_gpu": outcome.peak_gpu,
     }
@@ -255,9 +263,11 @@ def verification_lines(found: "Verification", *, everything: bool = False) -> li
         rows.append((check.what, count, outcome, check.note))
     lines = columns([("checked", "number", "", ""), *rows], right=(1,))
     if found.problems:
-        rows = [(one.severity, one.kind, one.tensor, one.message) for one in found.problems]
+        rows = [
+            (one.severity, one.kind, one.tensor, one.file, one.message) for one in found.problems
+        ]
         shown, more = first(rows, everything)
-        lines += ["", *columns([("", "kind", "tensor", "problem"), *shown]), *more]
+        lines += ["", *columns([("", "kind", "tensor", "file", "problem"), *shown]), *more]
     worst = found.worst(len(found.weights) if everything else 5)
     if worst:
         rows = [

@@ -158,7 +158,8 @@ def _assemble(
     if source.activations:
         notes.append(f"{len(source.activations)} scales of activations are not carried over")
     index = None
-    if checkpoint.index is not None or len(files) > 1:
+    sharded = checkpoint.index is not None or len(checkpoint.files) > 1
+    if sharded and any(file.entries for file in files):
         index = shard_index.index({f.name: f.entries for f in files}, checkpoint.index)
     return Plan(
         source=checkpoint.path,
@@ -220,7 +221,15 @@ def _contents(
             spec = TensorSpec(tensor, "U8", (len(data),))
             constants.append(Constant(spec, name, data))
             specs[name].append(spec)
+    for name in _without_tensors(specs):
+        del specs[name], metadata[name]
     return specs, metadata, tuple(constants)
+
+
+def _without_tensors(specs: Mapping[str, Sequence[TensorSpec]]) -> list[str]:
+    """Return the files that nothing goes to, as no index could name them, unless that is all."""
+    empty = [name for name, held in specs.items() if not held]
+    return empty if len(empty) < len(specs) else []
 
 
 def _files(
