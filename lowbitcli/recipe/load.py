@@ -134,9 +134,6 @@ def _validated(data: Mapping) -> Recipe:
 _WORDS = {
     "bool_type": "is true or false",
     "dict_type": "is a mapping",
-    "float_parsing": "is a number",
-    "finite_number": "is a finite number",
-    "float_type": "is a number",
     "literal_error": "is {expected}",
     "missing": "is missing",
     "model_type": "is a mapping",

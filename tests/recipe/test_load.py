@@ -20,8 +20,8 @@ BAD = {
     "our own key": (
         RULE + "name: x",
         "2:1: key 'name' is unknown",
-        "known: description, container, rules, keep, defaults, fuse, nonfinite, thresholds, "
-        "consumer, layout, ignore, exclude, quantize, extends",
+        "known: description, container, rules, keep, defaults, fuse, nonfinite, ignore, exclude, "
+        "quantize, extends",
     ),
     "unknown key of a rule": (
         "rules:\n  - match: a\n    scheme: nvfp4\n    scal: x\n",
@@ -128,10 +128,30 @@ BAD = {
         "",
     ),
     "nonfinite": (RULE + "nonfinite: drop", "2:12: nonfinite: is 'error' or 'keep'", ""),
-    "threshold": (RULE + "thresholds: {snr: 1}", "2:19: thresholds.snr: is 'sqnr_db'", ""),
-    "threshold no number": (
-        RULE + "thresholds: {sqnr_db: much}",
-        "2:23: thresholds.sqnr_db: is a number",
+    "threshold": (
+        RULE + "thresholds: {sqnr_db: 18}",
+        "2:1: key 'thresholds' is not supported yet",
+        "lowbit verify --fail-under sets a limit",
+    ),
+    "consumer": (RULE + "consumer: vllm", "2:1: key 'consumer' is not supported yet", ""),
+    "layout": (
+        "layout: {scale: linear}\n" + RULE,
+        "1:1: key 'layout' is not supported yet",
+        "a container decides how scales are laid out",
+    ),
+    "match is a number": (
+        "rules:\n  - match: 5\n    scheme: nvfp4",
+        "2:12: rules.0.match: takes a pattern or a list of patterns, not a number",
+        "",
+    ),
+    "match is a mapping": (
+        "rules: [{match: {a: b}, scheme: nvfp4}]",
+        "1:17: rules.0.match: takes a pattern or a list of patterns, not a mapping",
+        "",
+    ),
+    "keep is a boolean": (
+        RULE + "keep: true",
+        "2:7: keep: takes a pattern or a list of patterns, not true or false",
         "",
     ),
     "template": (
@@ -294,7 +314,7 @@ rules:
 keep: ["*.head.*"]
 defaults: {embeddings: quantize}
 fuse: [["{}.wq", "{}.wk"]]
-thresholds: {sqnr_db: 18}
+nonfinite: keep
 """
 BITS = ["*", "&a ", "!!x ", "[", "]", "{", "}", ":", "- ", "\n", "\t", "'", '"', "\\", "%", "|",
         "re:", "(a+)+", ".*", "{}", "\0", "\ufeff", "\u2028", "null", "---\n", "? ", "#", "1e999",
@@ -343,7 +363,7 @@ BOMBS = {
     "regexes": "keep:\n" + "- 're:[a-z](b|c)'\n" * 4900,
     "long regexes": "keep:\n" + f"- 're:{'[a-z]b' * 84}'\n" * (M // 515),
     "parentheses": "keep: 're:" + "(" * 250 + "a" + ")" * 250 + "'",
-    "number": RULE + "thresholds: {sqnr_db: " + "9" * (M - 30) + "}",
+    "number": RULE + "keep: " + "9" * (M - 30),
 }
 
 
