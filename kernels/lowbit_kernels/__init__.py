@@ -17,6 +17,7 @@ CPU and GPU.
 | `hadamard` | rotation of 16 columns and back |
 | `layout` | swizzled scales, nibble order |
 | `error` | how far quantized values lie from the weight |
+| `error_figures` | the sums behind that, in one order on every device |
 
 Importing the package imports neither torch nor triton: ask for the module that you need.
 """
@@ -27,6 +28,7 @@ from types import ModuleType
 MODULES = (
     "amax",
     "error",
+    "error_figures",
     "formats",
     "fp8",
     "fp8_block",

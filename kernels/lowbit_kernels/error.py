@@ -5,22 +5,43 @@ error follows.
     relative = sqrt(error / signal)    SQNR = 10 log10(signal / error)
     cosine = product / sqrt(signal value)
 
+| function | of `w [*, R, C]` and | result |
+|---|---|---|
+| `sums`, `bands` | values `v [*, R, C]` | `Sums` over all, of each band of 128 rows |
+| `sums_of_parts`, `bands_of_parts` | data, scale, global_scale | the same, and `steps` |
+
 Sums are taken in fp64 over bands of 128 rows and the bands are added in index order, so that a
-figure does not depend on how a weight was cut into slices.
+figure does not depend on how a weight was cut into slices of whole bands. On a GPU the order within
+a band is that of `error_figures`; on a CPU it is torch's, which is faster, and the last digits are
+torch's own.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-BAND = 128
+from lowbit_kernels.error_figures import (
+    BAND,
+    as_matrix,
+    check_shapes,
+    decoded,
+    figures,
+    figures_of_parts,
+    in_steps,
+    placed,
+)
+from lowbit_kernels.formats import Format
+from lowbit_kernels.jit import use_kernel
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over `count` elements; `largest` is the largest |v - w|."""
+    """Sums over `count` elements; `largest` is the largest |v - w|, `steps` the same in steps of
+    the element's grid, 0 where codes were not looked at.
+    """
 
     count: int = 0
     error: float = 0.0
@@ -28,6 +49,7 @@ class Sums:
     value: float = 0.0
     product: float = 0.0
     largest: float = 0.0
+    steps: float = 0.0
 
     @property
     def is_finite(self) -> bool:
@@ -43,6 +65,7 @@ class Sums:
             self.value + other.value,
             self.product + other.product,
             max(self.largest, other.largest),
+            max(self.steps, other.steps),
         )
 
     @property
@@ -69,6 +92,66 @@ class Sums:
         return self.product / math.sqrt(self.signal * self.value)
 
 
+def _listed(w: Tensor, rows: Sequence[Sequence[float]]) -> list[Sums]:
+    """Return `Sums` of bands from their figures."""
+    cols = max(w.shape[-1] if w.dim() else 1, 1)
+    left = w.numel() // cols
+    return [Sums(min(BAND, left - i * BAND) * cols, *map(float, row)) for i, row in enumerate(rows)]
+
+
+def _band(w: Tensor, v: Tensor, grid: Tensor | None) -> list[float]:
+    w, v = w.double(), v.double()
+    d = v - w
+    found = [(d * d).sum(), (w * w).sum(), (v * v).sum(), (w * v).sum(), d.abs().amax()]
+    if grid is not None:
+        found.append(in_steps(d, grid).amax())
+    return torch.stack(found).tolist()
+
+
+def _quick(w: Tensor, v: Tensor, grid: Tensor | None) -> list[Sums]:
+    """Return `Sums` of bands with torch's order within a band."""
+    sides = [as_matrix(side).split(BAND) for side in ((w, v) if grid is None else (w, v, grid))]
+    if w.numel() == 0:
+        return []
+    grids = [None] * len(sides[0]) if grid is None else sides[2]
+    return _listed(w, [_band(*side) for side in zip(*sides[:2], grids, strict=True)])
+
+
+def bands(w: Tensor, v: Tensor) -> list[Sums]:
+    """Return the error sums of each 128 rows of values `v` against the weight `w`, both `[*, rows,
+    cols]`, any float dtype.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    check_shapes(w, v)
+    return _listed(w, figures(w, v).tolist()) if use_kernel(w) else _quick(w, v, None)
+
+
+def bands_of_parts(
+    w: Tensor,
+    parts: Mapping[str, Tensor],
+    element: Format,
+    block: tuple[int | None, int | None],
+) -> list[Sums]:
+    """Return the error sums, with steps, of each 128 rows of `w` against its parts, see
+    `figures_of_parts`.
+
+    Raises:
+        ValueError: the parts do not belong to `w`.
+    """
+    if use_kernel(w):
+        return _listed(w, figures_of_parts(w, parts, element, block).tolist())
+    return _quick(w, *decoded(w, placed(w, parts, element, block)))
+
+
+def _total(found: Sequence[Sums]) -> Sums:
+    total = Sums()
+    for one in found:
+        total = total.plus(one)
+    return total
+
+
 def sums(w: Tensor, v: Tensor) -> Sums:
     """Return the error sums of values `v` against the weight `w`, both `[*, rows, cols]`, any float
     dtype.
@@ -76,20 +159,30 @@ def sums(w: Tensor, v: Tensor) -> Sums:
     Raises:
         ValueError: the shapes differ.
     """
-    if w.shape != v.shape:
-        raise ValueError(f"shapes differ: {tuple(w.shape)} and {tuple(v.shape)}")
-    cols = w.shape[-1] if w.dim() else 1
-    rows_w, rows_v = w.reshape(-1, max(cols, 1)), v.reshape(-1, max(cols, 1))
-    total = Sums()
-    for start in range(0, rows_w.shape[0], BAND):
-        total = total.plus(_band(rows_w[start : start + BAND], rows_v[start : start + BAND]))
-    return total
+    return _total(bands(w, v))
 
 
-def _band(w: Tensor, v: Tensor) -> Sums:
-    w, v = w.double(), v.double()
-    d = v - w
-    figures = torch.stack(
-        [(d * d).sum(), (w * w).sum(), (v * v).sum(), (w * v).sum(), d.abs().amax()]
-    ).tolist()
-    return Sums(w.numel(), *figures)
+def sums_of_parts(
+    w: Tensor,
+    parts: Mapping[str, Tensor],
+    element: Format,
+    block: tuple[int | None, int | None],
+) -> Sums:
+    """Return the error sums, with steps, of `w` against its parts, see `figures_of_parts`.
+
+    Raises:
+        ValueError: the parts do not belong to `w`.
+    """
+    return _total(bands_of_parts(w, parts, element, block))
+
+
+__all__ = [
+    "BAND",
+    "Sums",
+    "bands",
+    "bands_of_parts",
+    "figures",
+    "figures_of_parts",
+    "sums",
+    "sums_of_parts",
+]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lowbit_kernels import amax, fp8, fp8_block, integer, mx, nvfp4
-from lowbit_kernels.formats import E2M1, E4M3, E5M2
+from lowbit_kernels import amax, error_figures, fp8, fp8_block, integer, mx, nvfp4
+from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT8
 from lowbit_kernels.jit import references, use_kernel
 from tests.kernels.samples import DTYPES, difference, weights
 
@@ -165,7 +165,41 @@ def integer_both(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     yield "back", lambda: integer.dequantize_channel(data, scale, dtype)
 
 
+PARTS = {
+    "fp8_tensor": (fp8.TENSOR, E4M3, (None, None)),
+    "fp8_channel": (fp8.CHANNEL, E4M3, (1, None)),
+    "fp8_block": (fp8_block.BLOCK128, E4M3, (128, 128)),
+    "int8": (integer.INT8_CHANNEL, INT8, (1, None)),
+    "mxfp8": (mx.MXFP8, E4M3, (1, 32)),
+    "mxfp4": (mx.MXFP4, E2M1, (1, 32)),
+    "nvfp4": (nvfp4.NVFP4, E2M1, (1, 16)),
+}
+
+
+def error_sums(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    samples = {name: w.to(device) for name, w in weights(dtype).items()}
+    samples["stack"] = torch.stack([samples["wide"], samples["gauss"]])
+    samples["tall"] = weights(dtype, 150, 160)["wide"].to(device)
+    few = ("wide", "subnormal", "nan", "inf", "stack", "tall")
+    for name in few if dtype == torch.bfloat16 else ("wide", "huge"):
+        w = samples[name]
+        for other in DTYPES:
+            v = (w.float() * 1.01).to(other)
+            yield f"values {name} {other}", lambda w=w, v=v: error_figures.figures(w, v)
+        for scheme, (ops, element, block) in PARTS.items():
+            if name != "tall" or scheme in ("fp8_block", "nvfp4"):
+                with references():
+                    parts = ops.quantize(w, ops.shared(ops.measure(w), "amax"), "amax")
+                yield (
+                    f"{scheme} {name}",
+                    lambda w=w, p=parts, e=element, b=block: error_figures.figures_of_parts(
+                        w, p, e, b
+                    ),
+                )
+
+
 FAMILIES = (
+    error_sums,
     nvfp4_search,
     fp8_block_both,
     integer_both,

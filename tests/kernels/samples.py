@@ -9,10 +9,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def bits(t: Tensor) -> Tensor:
     """Return the patterns of `t` as integers, on the CPU; every NaN of a wide float as one."""
     t = t.detach().cpu()
-    if t.dtype in DTYPES:
+    if t.is_floating_point() and t.element_size() > 1:
         # Which NaN an instruction makes is the device's own.
         t = torch.where(torch.isnan(t), torch.nan, t)
-    return t.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[t.element_size()])
+    of_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return t.contiguous().view(of_size[t.element_size()])
 
 
 def difference(got: Tensor, want: Tensor) -> str:

@@ -27,6 +27,7 @@ def variants(arch: int) -> Iterator[Variant]:
         yield from _fp8(w, out, name, bf16, arch >= FP8_CONVERSION)
         yield from _mx(w, out, name, bf16, arch >= FP8_CONVERSION)
         yield from _nvfp4(w, out, name, bf16)
+        yield from _error(w, name, bf16)
         if name != "fp32" and arch >= HOPPER:
             yield from _pairs(bf16)
 
@@ -89,6 +90,23 @@ def _nvfp4(w: dict, out: dict, name: str, bf16: bool) -> Iterator[Variant]:
         yield Variant("nvfp4", "_quantize_kernel", w | nv | count, constants | {"TILE": 128})
     types = nv | {"packed_ptr": "*i32"} | out | {"halves": "i32", "programs": "i32"}
     yield Variant("nvfp4", "_dequantize_kernel", types, {"TILE": 256}, 2)
+
+
+def _error(w: dict, name: str, bf16: bool) -> Iterator[Variant]:
+    sizes = ("rows", "cols", "tiles", "matrix_rows", "high", "wide")
+    end = {"global_scale_ptr": "*fp32", "out_ptr": "*fp64"} | dict.fromkeys(sizes, "i32")
+    fixed = {"BF16": bf16, "GROUPS": 8, "HIGH": 16, "WIDE": 64}
+    chosen = (
+        ("VALUE", "*fp32", "*fp64", 0, False),
+        ("E2M1", "*u8", "*i8", 7, True),
+        ("E4M3", "*u8", "*fp32", 126, False),
+        ("E4M3", "*u8", "*u8", 126, False),
+        ("INT8", "*i8", "*fp32", 127, False),
+    )
+    for element, data, scale, last, shared in chosen if name == "bf16" else chosen[:2]:
+        types = w | {"data_ptr": data, "scale_ptr": scale} | end
+        constants = fixed | {"ELEMENT": element, "LAST": last, "SHARED": shared}
+        yield Variant("error_figures", "_figures_kernel", types, constants | {"DATA_BF16": False})
 
 
 def _pairs(bf16: bool) -> Iterator[Variant]:
