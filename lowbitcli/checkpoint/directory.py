@@ -79,8 +79,9 @@ def sidecars(root: Path, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
     """Return the other files to copy along, in folders too (`1_Pooling/config.json`), and notes on
     those that are not copied.
     """
-    found, notes = [], []
-    for name in sorted([*names, *_below(root)]):
+    found: list[str] = []
+    below, notes = _below(root)
+    for name in sorted([*names, *below]):
         lower = os.path.basename(name).lower()
         if lower.startswith(".") or name == MANIFEST or lower.endswith(INDEX_SUFFIX):
             continue
@@ -98,21 +99,50 @@ def sidecars(root: Path, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
     return tuple(found), tuple(notes)
 
 
-def _below(root: Path) -> list[str]:
-    """Return the files in folders of `root`, by path from it; hidden folders and links are not
-    entered.
+def _below(root: Path) -> tuple[list[str], list[str]]:
+    """Return the files in folders of `root`, by path from it, and notes on the folders that are
+    not entered: links, and those that hold a checkpoint of their own. Of hidden ones nothing is
+    said.
     """
-    found = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if folder != str(root):
-            found += [str(Path(folder, name).relative_to(root)) for name in files]
+    found: list[str] = []
+    notes: list[str] = []
+    unread: list[OSError] = []
+    for folder, folders, files in os.walk(root, onerror=unread.append):
+        path = Path(folder)
+        inner = path.relative_to(root)
+        if path != root and any(_is_of_a_checkpoint(name) for name in files):
+            notes.append(f"not copied: {safe(str(inner))} holds another checkpoint")
+            folders.clear()
+            continue
+        seen = sorted(name for name in folders if not name.startswith("."))
+        links = [name for name in seen if (path / name).is_symlink()]
+        notes += [_of_link(root, str(inner / name)) for name in links]
+        folders[:] = [name for name in seen if name not in links]
+        if path != root:
+            found += [str(inner / name) for name in files]
         if len(found) > _MOST_SIDECARS:
             raise CheckpointError(
                 f"{safe(str(root))}: more than {_MOST_SIDECARS} files in its folders",
                 hint="name the directory of the model itself",
             )
-    return found
+    for error in unread:
+        where = Path(error.filename).relative_to(root)
+        notes.append(f"not copied: {safe(str(where))} cannot be read")
+    return found, notes
+
+
+def _is_of_a_checkpoint(name: str) -> bool:
+    """Is this a file of a checkpoint of several, or of one that was written here?"""
+    return name == MANIFEST or name.endswith(INDEX_SUFFIX) or _SHARD.fullmatch(name) is not None
+
+
+def _of_link(root: Path, name: str) -> str:
+    """Return the note on a link to a folder."""
+    try:
+        inside(root, name)
+    except CheckpointError:
+        return f"not copied: {safe(name)} leads out of the directory or cannot be read"
+    return f"not copied: {safe(name)} is a link to a folder"
 
 
 def _size(path: Path) -> int:

@@ -309,5 +309,42 @@ def test_files_in_folders_belong_to_the_checkpoint(tmp_path):
         assert c.sidecars == ("1_Pooling/config.json", "2_Dense/model.safetensors")
         assert sorted(c.notes) == [
             "not copied: 1_Pooling/passwd leads out of the directory or cannot be read",
+            "not copied: 3_Out leads out of the directory or cannot be read",
             "not copied: onnx/model.onnx",
         ]
+
+
+def test_folders_that_are_links_are_told_of(tmp_path, tmp_path_factory):
+    root = tmp_path / "model"
+    root.mkdir()
+    save(root / "model.safetensors", {"a": b"aaaa"})
+    outside = tmp_path_factory.mktemp("side")
+    (outside / "config.json").write_text("{}")
+    (root / "sub").mkdir()
+    (root / "sub" / "config.json").write_text("{}")
+    (root / "1_Pooling").symlink_to(outside)
+    (root / "2_sub").symlink_to("sub")
+    (root / "sub" / "loop").symlink_to("..")
+    with Checkpoint.open(root) as c:
+        assert c.sidecars == ("sub/config.json",)
+        assert sorted(c.notes) == [
+            "not copied: 1_Pooling leads out of the directory or cannot be read",
+            "not copied: 2_sub is a link to a folder",
+            "not copied: sub/loop is a link to a folder",
+        ]
+
+
+@pytest.mark.parametrize(
+    "name", ["lowbit.json", "x.safetensors.index.json", "model-00001-of-00002.safetensors"]
+)
+def test_another_checkpoint_in_a_folder_is_left_out(tmp_path, name):
+    root = tmp_path / "model"
+    root.mkdir()
+    save(root / "model.safetensors", {"a": b"aaaa"})
+    for folder in ("old/deep/er", "new"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "config.json").write_text("{}")
+    (root / "old" / "deep" / name).write_text("{}")
+    with Checkpoint.open(root) as c:
+        assert c.sidecars == ("new/config.json",)
+        assert c.notes == ("not copied: old/deep holds another checkpoint",)
