@@ -184,6 +184,11 @@ def refuse_sources(target: Path, sources: Iterable[str | os.PathLike[str]]) -> N
             raise UsageError(
                 f"{where}: is a part of the source {safe(str(real))}", hint="write to another place"
             )
+        if real.is_dir() and any(_same(folder, real) for folder in target.parents):
+            raise UsageError(
+                f"{where}: lies in the source {safe(str(real))}",
+                hint="write beside it: what is in its folders is taken for a part of the model",
+            )
 
 
 def check_target(target: Path, *, directory: bool, force: bool) -> None:
