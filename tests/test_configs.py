@@ -246,6 +246,19 @@ NAMES = {
         "norms": ["time_norm_proj.weight", "norm.weight"],
         "heads": ["classifier.1.weight", "roberta.pooler.dense.weight", "heads.head.weight"],
     },
+    "one file of a diffusion model": {
+        "companions": [
+            "first_stage_model.decoder.mid.attn_1.proj_out.weight",
+            "cond_stage_model.transformer.text_model.encoder.layers.0.mlp.fc1.weight",
+            "conditioner.embedders.1.model.transformer.resblocks.0.mlp.c_fc.weight",
+            "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.weight",
+            "vae.decoder.mid_block.attentions.0.to_q.weight",
+        ],
+        Q: [
+            "model.diffusion_model.joint_blocks.0.x_block.attn.qkv.weight",
+            "model.diffusion_model.middle_block.1.transformer_blocks.0.attn1.to_q.weight",
+        ],
+    },
 }
 
 ROWS = [

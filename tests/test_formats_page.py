@@ -48,7 +48,7 @@ def test_the_page_has_every_scheme_and_container():
         assert f"| `{name}` |" in PAGE, name
 
 
-@pytest.mark.parametrize("scale", ["a.scale_weight", "a._weight_qdata", "a.qweight"])
+@pytest.mark.parametrize("scale", ["a._weight_qdata", "a.qweight"])
 def test_weights_of_a_kind_that_nothing_declares_are_refused(tmp_path, scale):
     """Neither quantized again nor passed through as if there were nothing to dequantize."""
     path = tmp_path / "in.safetensors"

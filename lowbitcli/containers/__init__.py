@@ -3,6 +3,7 @@ whether they recognise a checkpoint. A test fails where a file is missing from t
 
 import difflib
 
+from lowbitcli.containers.comfyui import COMFYUI
 from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
 from lowbitcli.containers.container import Container, Listing
 from lowbitcli.containers.deepseek import DEEPSEEK
@@ -18,6 +19,7 @@ CONTAINERS: tuple[Container, ...] = (
     MODELOPT,
     DEEPSEEK,
     NATIVE_MXFP8,
+    COMFYUI,
     PLAIN,
 )
 

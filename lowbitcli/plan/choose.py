@@ -63,7 +63,9 @@ def choose(
     choices = {
         name: _choice(weights[name], decision, conditions) for name, decision in decisions.items()
     }
-    groups = recipe.groups([name for name, weight in weights.items() if len(weight.shape) >= 2])
+    groups: Mapping[str, str] = {}
+    if conditions.container.fuses:
+        groups = recipe.groups([name for name, one in weights.items() if len(one.shape) >= 2])
     _keep_whole_groups(choices, groups, weights, conditions.non_finite)
     if not conditions.fake:
         _refuse_unstorable(choices, conditions.container)

@@ -11,7 +11,9 @@ from pathlib import Path
 from lowbitcli import recipe as recipes
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers import Container, container
+from lowbitcli.containers.comfyui import COMFYUI
 from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
+from lowbitcli.containers.families import family_of
 from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.build import build, build_dequantize
@@ -55,7 +57,8 @@ def recipe_of(request: Request) -> Recipe:
 
 def container_of(name: str, checkpoint: Checkpoint) -> Container:
     """Return the container of that name; `auto` is compressed-tensors for a model directory of the
-    Hugging Face kind, and the self-describing one otherwise.
+    Hugging Face kind, ComfyUI's for a lone file of a diffusion model, and the self-describing one
+    otherwise.
 
     Raises:
         UsageError: no container is called so.
@@ -63,7 +66,11 @@ def container_of(name: str, checkpoint: Checkpoint) -> Container:
     if name != "auto":
         return container(name)
     config = checkpoint.config or {}
-    return COMPRESSED_TENSORS if "model_type" in config or "architectures" in config else LOWBIT
+    if "model_type" in config or "architectures" in config:
+        return COMPRESSED_TENSORS
+    if not checkpoint.is_directory and family_of(checkpoint.tensors):
+        return COMFYUI
+    return LOWBIT
 
 
 @contextmanager

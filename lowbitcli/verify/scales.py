@@ -161,6 +161,9 @@ def shared(checkpoint: Checkpoint, target: Source) -> Step:
     they are, so that the others come out too large: that is wrong. A differing scale of
     fp8_tensor makes them requantize: that is worse, and only warned of.
     """
+    what = "weights that are served as one share their scale (groups)"
+    if not target.container.fuses:
+        return Step(what, skipped=f"readers of {target.container.name} take each weight alone")
     weights = {weight.name: weight for weight in _quantized(target)}
     matrices = [name for name, weight in target.weights.items() if len(weight.shape) >= 2]
     groups: dict[str, list[str]] = {}
@@ -177,7 +180,6 @@ def shared(checkpoint: Checkpoint, target: Source) -> Step:
         elif len(members) > 1 and members[0].scheme is not None and members[0].scheme.shares:
             count += 1
             problems += _shared(checkpoint, members)
-    what = "weights that are served as one share their scale (groups)"
     return Step(what, count, tuple(problems))
 
 
