@@ -165,7 +165,7 @@ def _in_steps_of(code, d, step, ELEMENT: tl.constexpr, LAST: tl.constexpr):
         negative = code < 0
         magnitude = tl.where(negative, -code, code)
     else:
-        sign: tl.constexpr = 8 if ELEMENT == "E2M1" else 128
+        sign = 8 if ELEMENT == "E2M1" else 128
         negative = (code & sign) != 0
         magnitude = code & (sign - 1)
     # -0 counts as 0, whose only neighbours are away from it.
@@ -257,8 +257,8 @@ def _figures_kernel(
     tl.store(out_ptr + 1, _halved(signal))
     tl.store(out_ptr + 2, _halved(value))
     tl.store(out_ptr + 3, _halved(product))
-    tl.store(out_ptr + 4, tl.max(largest, axis=0).to(tl.float64, bitcast=True))
-    tl.store(out_ptr + 5, tl.max(steps, axis=0).to(tl.float64, bitcast=True))
+    tl.store(out_ptr + 4, tl.cast(tl.max(largest, axis=0), tl.float64, bitcast=True))
+    tl.store(out_ptr + 5, tl.cast(tl.max(steps, axis=0), tl.float64, bitcast=True))
 
 
 def _launch(w: Tensor, v: Tensor, parts: Parts | None) -> Tensor:
