@@ -17,9 +17,10 @@ import stat
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
+from lowbitcli.checkpoint import header
 from lowbitcli.checkpoint.directory import MANIFEST
 from lowbitcli.checkpoint.shard_index import SUFFIX
-from lowbitcli.errors import BusyError, OutputError, UsageError
+from lowbitcli.errors import BusyError, CheckpointError, OutputError, UsageError
 from lowbitcli.tensors import safe
 
 _NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h
@@ -216,6 +217,25 @@ def check_target(target: Path, *, directory: bool, force: bool) -> None:
         raise OutputError(f"{where}: is a {found}, the output is a {due}", hint="name another")
     if directory:
         _refuse_to_replace(target, where)
+    elif not _is_safetensors(target):
+        raise OutputError(
+            f"{where}: is no safetensors file, and --force replaces nothing else",
+            hint="remove it first, if it is meant to go",
+        )
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Is a file one by its name or by its header? An empty one is nobody's loss."""
+    if path.name.endswith(SUFFIX):
+        return True
+    with os_errors(path):
+        if not os.stat(path).st_size:
+            return True
+    try:
+        header.read(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _refuse_to_replace(target: Path, where: str) -> None:

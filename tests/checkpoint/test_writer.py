@@ -143,12 +143,13 @@ def test_what_appeared_meanwhile_is_not_overwritten(directory, native, tmp_path,
 
 def test_a_link_is_written_through(tmp_path):
     (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "o").write_bytes(OLD)
-    (tmp_path / "link").symlink_to("real/o")
+    (tmp_path / "real" / "o.safetensors").write_bytes(OLD)
+    (tmp_path / "link").symlink_to("real/o.safetensors")
     with StagedOutput(tmp_path / "link", directory=False, force=True) as out:
-        out.write_file("o", b"new")
+        out.write_file("o.safetensors", b"new")
         out.publish()
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "o").read_bytes() == b"new"
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "o.safetensors").read_bytes() == b"new"
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(OutputError, match="a link to nothing"):
         StagedOutput(tmp_path / "dangling", directory=False)
@@ -346,3 +347,20 @@ def test_copies_are_whole_and_misuse_is_a_bug(tmp_path):
         out.abort()
     assert (tmp_path / "out" / "folder" / "b").read_bytes() == b"x" * 100_000
     assert (tmp_path / "out" / "a").read_bytes() == b"x" * 100_000
+
+
+def test_force_replaces_no_file_but_safetensors(tmp_path):
+    whole = (2).to_bytes(8, "little") + b"{}"
+    for name, content in (("config.json", b"{}"), ("home", b"x" * 5000), ("near", whole + b"!")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(OutputError, match="is no safetensors file, and --force") as caught:
+            StagedOutput(tmp_path / name, directory=False, force=True)
+        assert caught.value.hint == "remove it first, if it is meant to go"
+        assert (tmp_path / name).read_bytes() == content
+    for name, content in (("broken.safetensors", b"x"), ("whole", whole), ("empty", b"")):
+        (tmp_path / name).write_bytes(content)
+        with StagedOutput(tmp_path / name, directory=False, force=True) as out:
+            out.create(name, 2)
+            out.write(name, 0, b"hi")
+            out.publish()
+        assert (tmp_path / name).read_bytes() == b"hi"
