@@ -1,6 +1,7 @@
 """What all commands have in common: exit codes, errors, signals, and how a command line is read."""
 
 import functools
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import typer
 
 from lowbitcli import console
 from lowbitcli.errors import UsageError
+from lowbitcli.tensors import safe
 
 EXIT_CODES = """\b
 Exit codes:
@@ -129,5 +131,22 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except Exception as error:
-        return console.report(error, as_json="--json" in arguments)
+        as_json = "--json" in arguments or _is_set("LOWBIT_JSON")
+        return console.report(_explained(error, arguments), as_json=as_json)
     return code or 0
+
+
+def _is_set(variable: str) -> bool:
+    """Is a variable that stands in for a flag set, by the words that the parser takes?"""
+    return os.environ.get(variable, "").strip().lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def _explained(error: Exception, arguments: list[str]) -> Exception:
+    """Return an error, of a missing argument with a hint where `--report` took it for its file."""
+    if type(error).__name__ != "MissingParameter" or "--report" not in arguments:
+        return error
+    taken = arguments[arguments.index("--report") + 1 :][:1]
+    if not taken or taken[0].startswith("-"):
+        return error
+    hint = f"--report took {safe(taken[0])} for the file to write: put DST before it"
+    return UsageError(error.format_message(), hint=hint)  # type: ignore[attr-defined]

@@ -67,6 +67,30 @@ def test_a_report_without_a_file_goes_beside_the_output(monkeypatch, lowbit):
     ]
 
 
+@pytest.mark.parametrize("word", ["out", "a/b"])
+def test_a_report_that_took_the_checkpoint_is_told_of(lowbit, word):
+    for words in (["--report", word], ["-q", "--report", word, "--json"]):
+        code, _, err = lowbit("verify", *words)
+        assert code == 2
+        assert err.startswith("error: Missing argument 'DST'")
+        assert f"hint: --report took {word} for the file to write: put DST before it\n" in err
+    code, _, err = lowbit("verify", "-q")
+    assert (code, err.endswith("hint: lowbit verify --help\n")) == (2, True)
+
+
+@pytest.mark.parametrize("words", [["plan", "model", "--scheem"], ["plan"], ["nothing"]])
+def test_the_variable_for_json_is_as_good_as_the_option(lowbit, monkeypatch, words):
+    told = lowbit(*words, "--json")[1] if words != ["nothing"] else None
+    for value in ("1", "TRUE", "yes"):
+        monkeypatch.setenv("LOWBIT_JSON", value)
+        code, out, _ = lowbit(*words)
+        assert code == json.loads(out)["error"]["exit_code"] == 2
+        assert told in (None, out)
+    for value in ("0", ""):
+        monkeypatch.setenv("LOWBIT_JSON", value)
+        assert lowbit(*words)[1] == ""
+
+
 @pytest.mark.parametrize(
     ("text", "number"), [("20", 20), ("20dB", 20), (" 7.5 DB", 7.5), ("-3db", -3)]
 )
