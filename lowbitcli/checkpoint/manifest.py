@@ -14,6 +14,7 @@ width is known before the hashes are, so that the header is laid out first and f
 | `lowbit.header` | that of the header, with zeros in this value and in the two beside it |
 | `lowbit.xxh3` | the hashes of all tensors, names in order, one after the other |
 | `lowbit.source` | the digest of the source's tensors that were read, over all of its files |
+| `lowbit.made` | what became of the weights: names by rule where rounded, by reason where kept |
 
 Neither says when, where, or with which libraries it was written: equal plans give equal bytes.
 """
@@ -36,7 +37,7 @@ MANIFEST = "lowbit.json"
 FORMAT = 1
 DIGEST, HEADER, HASHES = "lowbit.digest", "lowbit.header", "lowbit.xxh3"
 PLAN, RECIPE, VERSION = "lowbit.plan", "lowbit.recipe", "lowbit.version"
-SOURCE = "lowbit.source"
+SOURCE, MADE = "lowbit.source", "lowbit.made"
 HASH_DIGITS, DIGEST_DIGITS = 32, 64
 
 _SLICE = 8 << 20
@@ -65,15 +66,30 @@ class FileProof:
 
 
 @dataclass(frozen=True)
+class Made:
+    """What a run made of its weights: `rounded` is name -> rule of the scales, of those whose codes
+    the run itself computed, `kept` is name -> reason, of those that it left as they were. A weight
+    in neither only changed how it is stored."""
+
+    rounded: Mapping[str, str] = field(default_factory=dict)
+    kept: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, dict[str, list[str]]]:
+        """Return it as a JSON document: rule or reason -> names, in order."""
+        return {"kept": _grouped(self.kept), "rounded": _grouped(self.rounded)}
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What was written (file -> proof), by which version and recipe, of which plan and source;
-    `source` is "" where it does not say."""
+    `source` is "", and `made` None, where it does not say."""
 
     files: Mapping[str, FileProof]
     recipe: Mapping[str, Any] = field(default_factory=dict)
     version: str = ""
     plan_digest: str = ""
     source: str = ""
+    made: Made | None = None
 
 
 @dataclass(frozen=True)
@@ -107,15 +123,17 @@ def build(
     plan_digest: str,
     headers: Mapping[str, str] | None = None,
     source: str = "",
+    made: Made | None = None,
 ) -> bytes:
     """Return `lowbit.json` for files (name -> tensor -> hash), the digests of their headers and
-    that of the source."""
+    that of the source, and what became of the weights."""
     document = {
         "format": FORMAT,
         "version": version,
         "plan": plan_digest,
         "source": source,
         "recipe": dict(recipe),
+        "made": (made or Made()).document(),
         "files": {
             file: {
                 "digest": digest_of(tensors),
@@ -135,6 +153,7 @@ def reserve(
     recipe: Mapping[str, Any],
     version: str,
     plan_digest: str,
+    made: Made | None = None,
 ) -> dict[str, str]:
     """Return header metadata for a single file of `count` tensors, with room for its proof."""
     return {
@@ -146,6 +165,7 @@ def reserve(
         PLAN: plan_digest,
         RECIPE: json.dumps(dict(recipe), sort_keys=True, separators=(",", ":")),
         VERSION: version,
+        MADE: json.dumps((made or Made()).document(), sort_keys=True, separators=(",", ":")),
     }
 
 
@@ -204,7 +224,8 @@ def read(document: Mapping[str, Any], where: str) -> Manifest:
         or not all(isinstance(text, str) for text in texts)
     ):
         raise CheckpointError(f"{where}: not a manifest")
-    return Manifest({file: _proof(x, file, where) for file, x in files.items()}, recipe, *texts)
+    proofs = {file: _proof(x, file, where) for file, x in files.items()}
+    return Manifest(proofs, recipe, *texts, _made(document.get("made"), where))
 
 
 def check(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Difference]:
@@ -278,16 +299,46 @@ def _from_header(header: Header, file: str, where: str) -> Manifest:
     tensors = {
         name: hashes[i * HASH_DIGITS : (i + 1) * HASH_DIGITS] for i, name in enumerate(names)
     }
-    try:
-        recipe = json.loads(found.get(RECIPE, "{}"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: {RECIPE} is not JSON") from error
-    if not isinstance(recipe, dict):
-        raise CheckpointError(f"{where}: {RECIPE} is not an object")
+    recipe = _object(found, RECIPE, where) or {}
     proof = FileProof(found[DIGEST], tensors, found[HEADER])
-    return Manifest(
-        {file: proof}, recipe, found.get(VERSION, ""), found.get(PLAN, ""), found.get(SOURCE, "")
-    )
+    texts = [found.get(key, "") for key in (VERSION, PLAN, SOURCE)]
+    return Manifest({file: proof}, recipe, *texts, _made(_object(found, MADE, where), where))
+
+
+def _object(metadata: Mapping[str, str], key: str, where: str) -> dict[str, Any] | None:
+    """Return the JSON object under a key of a header's metadata, None where it is not there."""
+    if key not in metadata:
+        return None
+    try:
+        found = json.loads(metadata[key])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: {key} is not JSON") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{where}: {key} is not an object")
+    return found
+
+
+def _made(document: Any, where: str) -> Made | None:
+    """Return what `Made.document` told, None where nothing was told."""
+    if document is None:
+        return None
+    found = []
+    for key in ("rounded", "kept"):
+        groups = document.get(key) if isinstance(document, dict) else None
+        if not isinstance(groups, dict) or not all(isinstance(x, list) for x in groups.values()):
+            raise CheckpointError(f"{where}: it does not say what became of the weights")
+        names = {name: group for group, listed in groups.items() for name in listed}
+        if not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"{where}: a name of a weight is no text")
+        found.append(names)
+    return Made(*found)
+
+
+def _grouped(said: Mapping[str, str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in sorted(said):
+        groups.setdefault(said[name], []).append(name)
+    return groups
 
 
 def _unsealed(header: Header) -> bytes:

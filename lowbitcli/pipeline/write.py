@@ -6,7 +6,7 @@ from lowbitcli import __version__
 from lowbitcli.checkpoint import manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
-from lowbitcli.plan.nouns import OutputFile, Part, Plan
+from lowbitcli.plan.nouns import OutputFile, Part, Plan, made_of
 
 
 class Writer:
@@ -78,4 +78,5 @@ class Writer:
             plan_digest=self._plan.digest,
             headers=headers,
             source=source,
+            made=made_of(self._plan.weights),
         )

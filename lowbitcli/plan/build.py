@@ -17,7 +17,7 @@ from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
-from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight
+from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
 from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
 from lowbitcli.recipe import Recipe
 from lowbitcli.schemes import BY_NAME, Scheme
@@ -53,8 +53,6 @@ def build(checkpoint: Checkpoint, recipe: Recipe, conditions: Conditions) -> Pla
         for name, weight in source.weights.items()
     ]
     said = {"name": recipe.name, "digest": recipe.digest, "fake": conditions.fake}
-    if scales := _scale_rules(weights):
-        said["scales"] = scales
     return _assemble(checkpoint, source, weights, container, said)
 
 
@@ -71,16 +69,6 @@ def build_dequantize(checkpoint: Checkpoint, dtype: str) -> Plan:
     refuse_findings(source)
     weights = [_dequantized(weight, dtype) for weight in source.weights.values()]
     return _assemble(checkpoint, source, weights, PLAIN, {"dequantize": dtype})
-
-
-def _scale_rules(weights: Iterable[Weight]) -> dict[str, list[str]]:
-    """Return scheme -> the rules by which scales are chosen, where one is not the default."""
-    used: dict[str, set[str]] = {}
-    for weight in weights:
-        scheme = weight.target
-        if scheme is not None and not weight.recodes and weight.rule != scheme.rules[0]:
-            used.setdefault(scheme.name, set()).add(weight.rule)
-    return {name: sorted(rules) for name, rules in sorted(used.items())}
 
 
 def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake: bool) -> Weight:
@@ -102,6 +90,7 @@ def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake:
         fake=fake,
         kept=choice.kept,
         group=choice.group if target is not None else "",
+        plain=weight.plain,
     )
 
 
@@ -119,7 +108,11 @@ def _writes(
 ) -> dict[str, Part]:
     """Return the tensors that hold `weight` in the output, in the file where the source has it."""
     if scheme is None:
-        return {DATA: Part(TensorSpec(weight.name, dtype, weight.shape), weight.file)}
+        spec = TensorSpec(weight.name, dtype, weight.shape)
+        if weight.plain is None:
+            return {DATA: Part(spec, weight.file)}
+        stored = Stored("", dtype, weight.plain)
+        return {DATA: Part(weight.plain.spec(spec), weight.file, stored)}
     file = weight.file
     return {
         part: Part(TensorSpec(container.part_name(weight.name, stored), dtype, shape), file, stored)
@@ -152,8 +145,10 @@ def _assemble(
     documents = {name: _json(said) for name, said in declared.files.items()}
     specs, metadata, constants = _contents(checkpoint, weights, declarations, container)
     beside = [config or b"", *documents.values(), *(one.data for one in constants)]
+    made = made_of(weights)
+    beside.append(json.dumps(made.document()).encode())
     name = digest(checkpoint, recipe, specs, metadata, b"".join(beside))
-    files = _files(specs, metadata, None if checkpoint.is_directory else (recipe, name))
+    files = _files(specs, metadata, None if checkpoint.is_directory else (recipe, name, made))
     notes = [*checkpoint.notes, *source.notes, *declared.notes]
     if source.activations:
         notes.append(f"{len(source.activations)} scales of activations are not carried over")
@@ -196,7 +191,15 @@ def _config(
 def _declaration(weight: Weight) -> Declaration:
     scheme = None if weight.fake else weight.target
     rule = "" if weight.recodes else weight.rule
-    return Declaration(weight.name, scheme, weight.shape, weight.dtype, weight.activations, rule)
+    return Declaration(
+        weight.name,
+        scheme,
+        weight.shape,
+        weight.dtype,
+        weight.activations,
+        rule,
+        weight.plain,
+    )
 
 
 def _contents(
@@ -235,17 +238,16 @@ def _without_tensors(specs: Mapping[str, Sequence[TensorSpec]]) -> list[str]:
 def _files(
     specs: Mapping[str, Sequence[TensorSpec]],
     metadata: Mapping[str, Mapping[str, str]],
-    proof: tuple[Mapping[str, Any], str] | None,
+    proof: tuple[Mapping[str, Any], str, manifest.Made] | None,
 ) -> tuple[OutputFile, ...]:
     """Lay out the output files; the header of a single file also has room for its `proof`."""
     files = []
     for name, held in specs.items():
         said = dict(metadata[name])
         if proof is not None:
-            recipe, plan = proof
-            count = len(held)
+            recipe, plan, made = proof
             said = manifest.reserve(
-                count, said, recipe=recipe, version=__version__, plan_digest=plan
+                len(held), said, recipe=recipe, version=__version__, plan_digest=plan, made=made
             )
         header, entries = lay_out(held, said)
         size = max((entry.stop for entry in entries.values()), default=len(header))

@@ -2,14 +2,16 @@
 read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint.header import Entry
+from lowbitcli.checkpoint.manifest import Made
 from lowbitcli.containers.container import Stored
+from lowbitcli.containers.layouts import Layout
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import Shape, TensorSpec
 
@@ -32,7 +34,8 @@ class Weight:
     `shape` and `dtype` are those of the unquantized tensor. What happens follows from the schemes:
     none/none copies bytes, none/S quantizes, S/none dequantizes to `dtype`, S/S changes layouts
     only, S/T dequantizes and quantizes. `fake` quantizes and stores the dequantized value.
-    `kept` says why a tensor is not quantized, "" where it is.
+    `kept` says why a tensor is not quantized, "" where it is. `plain` is how a stack of experts
+    lies where it is not quantized.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Weight:
     fake: bool = False
     kept: str = ""
     group: str = ""
+    plain: Layout | None = None
 
     @property
     def bytes_in(self) -> int:
@@ -76,6 +80,18 @@ class Weight:
             and self.writes[part].spec.dtype == read.spec.dtype
             for part, read in self.reads.items()
         )
+
+
+def made_of(weights: Iterable[Weight]) -> Made:
+    """Return what a manifest says of the weights."""
+    rounded: dict[str, str] = {}
+    kept: dict[str, str] = {}
+    for weight in weights:
+        if weight.kept:
+            kept[weight.name] = weight.kept
+        elif weight.target is not None and not weight.recodes:
+            rounded[weight.name] = weight.rule
+    return Made(rounded, kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,9 @@ def checks(found: Verification) -> list[tuple[str, str, str]]:
         if check.ok is None:
             rows.append((check.what, "", f"not done: {check.note}"))
         else:
-            rows.append((check.what, f"{check.count:,}", "ok" if check.ok else "FAILED"))
+            result = "ok" if check.ok else "FAILED"
+            note = f" ({check.note})" if check.note else ""
+            rows.append((check.what, f"{check.count:,}", result + note))
     return rows
 
 

@@ -1,5 +1,6 @@
 """Verify a checkpoint: structure first, then headers, then numbers, the cheap before the dear."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -8,14 +9,13 @@ from pathlib import Path
 import torch
 
 from lowbitcli import __version__
-from lowbitcli.checkpoint.manifest import Manifest
+from lowbitcli.checkpoint.manifest import Made, Manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
 from lowbitcli.recipe import Matcher, Recipe
-from lowbitcli.schemes import Scheme
 from lowbitcli.verify import compare, scales, structure
-from lowbitcli.verify.bound import FP32_WRITER, is_exact
+from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
 from lowbitcli.verify.nouns import (
     Check,
     Kept,
@@ -30,6 +30,7 @@ from lowbitcli.verify.rows import Rows, UnreadableError
 # Called with bytes done, bytes in all, and the name of what is being worked on.
 Progress = Callable[[int, int, str], None]
 NO_SOURCE = "no source was named"
+HOW_NEAR = {None: "exactly", FP32_WRITER: "to 2^-21", BF16_WRITER: "to 2^-7"}
 
 
 def verify(
@@ -46,8 +47,9 @@ def verify(
     `fail_under_db` is the SQNR that every quantized weight must reach, in decibels. `widening` is
     how far, relatively, an element may lie outside the interval of its code: `BF16_WRITER` for
     outputs of a writer that computes in bf16. By default a code must be the very one that lowbit
-    writes where the manifest says that it did, and elsewhere one that fp32 can lead to. One weight
-    is looked at at a time, in bands of rows.
+    writes where the manifest says that it computed it, and elsewhere one that fp32 can lead to, or
+    bf16 where the scales show that it was used. The check's note says which. One weight is looked
+    at at a time, in bands of rows.
 
     Raises:
         CheckpointError: the source cannot be read, or is wrong in itself.
@@ -101,6 +103,7 @@ class _Run:
     steps: list[Step] = field(default_factory=list)
     rows: dict[str, WeightRow] = field(default_factory=dict)
     untouched: int = 0
+    widenings: Counter[float | None] = field(default_factory=Counter)
 
     def verify(self, fail_under_db: float | None) -> Verification:
         self.manifest, broken = structure.manifest_of(self.target)
@@ -130,9 +133,9 @@ class _Run:
         return self._verification()
 
     @property
-    def fake(self) -> bool:
-        """Does the output hold dequantized values of weights that the recipe quantized?"""
-        return self.manifest is not None and bool(self.manifest.recipe.get("fake"))
+    def made(self) -> Made:
+        """What the manifest says of the weights: nothing, where there is none."""
+        return (self.manifest.made if self.manifest is not None else None) or Made()
 
     def _bytes_to_read(self) -> int:
         """Return about how many bytes will be read, over all steps."""
@@ -157,7 +160,7 @@ class _Run:
             self._tell(weight.name, weight.nbytes)
             if weight.scheme is not None:
                 what = numbers
-            elif other.scheme is None and not self._is_fake(weight, other):
+            elif other.scheme is None and not self._is_fake(weight):
                 what = equal
             else:
                 what = values
@@ -170,7 +173,7 @@ class _Run:
                 problems[what] += self._compare(weight, other, self.source)
         return [
             Step(equal, counts[equal], tuple(problems[equal])),
-            Step(numbers, counts[numbers], tuple(problems[numbers])),
+            Step(numbers, counts[numbers], tuple(problems[numbers]), note=self._how_near()),
             Step(
                 values,
                 counts[values],
@@ -195,12 +198,9 @@ class _Run:
             pairs.append((weight, other))
         return pairs
 
-    def _is_fake(self, weight: SourceWeight, other: SourceWeight) -> bool:
-        """Was this weight quantized and stored as numbers? Then its recipe takes it: a matrix that
-        is of no kept kind."""
-        if not self.fake or len(weight.shape) < 2 or not weight.name.endswith(".weight"):
-            return False
-        return not _reason(weight)
+    def _is_fake(self, weight: SourceWeight) -> bool:
+        """Was this weight quantized, and then stored as numbers?"""
+        return weight.scheme is None and weight.name in self.made.rounded
 
     def _compare(
         self, weight: SourceWeight, other: SourceWeight, source: Checkpoint
@@ -209,23 +209,35 @@ class _Run:
         theirs = Rows(source, other, self.device, tested=False)
         try:
             if weight.scheme is not None:
-                row, problems = compare.quantized(ours, theirs, self._widening(weight.scheme))
+                widening = self._widening(ours)
+                self.widenings[widening] += 1
+                row, problems = compare.quantized(ours, theirs, widening)
             else:
-                row, problems = compare.unquantized(ours, theirs, fake=self.fake)
+                row, problems = compare.unquantized(ours, theirs, fake=self._is_fake(weight))
         except UnreadableError as error:
             return [Problem("unreadable", weight.name, str(error), weight.file)]
         self.rows[weight.name] = row
         return problems
 
-    def _widening(self, scheme: Scheme) -> float | None:
-        """Return how far an element may lie outside; None where its code is known exactly."""
+    def _widening(self, ours: Rows) -> float | None:
+        """Return how far an element may lie outside; None where its code is known exactly.
+
+        Raises:
+            UnreadableError: the scales cannot be read.
+        """
+        scheme, rule = ours.weight.scheme, self.made.rounded.get(ours.weight.name)
         if self.widening is not None:
             return self.widening
-        if self.manifest is None:
-            return FP32_WRITER
-        used = self.manifest.recipe.get("scales", {})
-        rules = used.get(scheme.name, ()) if isinstance(used, dict) else scheme.rules
-        return None if is_exact(scheme, map(str, rules)) else FP32_WRITER
+        if rule is not None and scheme is not None:
+            return None if is_exact(scheme, (rule,)) else FP32_WRITER
+        return BF16_WRITER if ours.is_from_bf16 else FP32_WRITER
+
+    def _how_near(self) -> str:
+        """Return how many weights were held to their codes how exactly."""
+        found = sorted(self.widenings.items(), key=lambda item: item[0] or 0.0)
+        return ", ".join(
+            f"{count:,} {HOW_NEAR.get(widening, f'to {widening}')}" for widening, count in found
+        )
 
     def _quality(self, fail_under_db: float | None) -> Step:
         if fail_under_db is None:
@@ -263,7 +275,7 @@ class _Run:
             problems=tuple(problem for step in self.steps for problem in step.problems),
             checks=tuple(step.check for step in self.steps),
             weights=tuple(self.rows[name] for name in sorted(self.rows)),
-            kept=_kept(self.ours),
+            kept=_kept(self.ours, self.made),
             untouched=self.untouched,
             summary=summary,
             manifest=said,
@@ -283,9 +295,16 @@ def _bits(ours: Source) -> float | None:
     return 8 * sum(weight.nbytes for weight in weights) / elements if elements else None
 
 
-def _kept(ours: Source) -> tuple[Kept, ...]:
+def _kept(ours: Source, made: Made) -> tuple[Kept, ...]:
+    """Return what is not quantized, and why: as the manifest has it, else as by default."""
+    told = made.kept or made.rounded
     return tuple(
-        Kept(weight.name, weight.dtype, weight.shape, _reason(weight))
+        Kept(
+            weight.name,
+            weight.dtype,
+            weight.shape,
+            made.kept.get(weight.name, "") if told else _reason(weight),
+        )
         for weight in ours.weights.values()
         if weight.scheme is None
     )

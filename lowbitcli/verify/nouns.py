@@ -46,7 +46,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Check:
-    """What was checked and how often; `ok` is None where it was not done, `note` says why."""
+    """What was checked and how often; `ok` is None where it was not done. `note` says why, or how
+    it was done."""
 
     what: str
     count: int
@@ -56,19 +57,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Step:
-    """A check with the problems that it found; `skipped` says why it was not done."""
+    """A check with the problems that it found; `skipped` says why it was not done, `note` how."""
 
     what: str
     count: int = 0
     problems: tuple[Problem, ...] = ()
     skipped: str = ""
+    note: str = ""
 
     @property
     def check(self) -> Check:
         if self.skipped:
             return Check(self.what, 0, None, self.skipped)
         failed = any(problem.severity == FAIL for problem in self.problems)
-        return Check(self.what, self.count, not failed)
+        return Check(self.what, self.count, not failed, self.note)
 
 
 @dataclass(frozen=True)

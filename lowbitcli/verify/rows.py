@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels.error import BAND
+from lowbit_kernels.formats import F32
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.layouts import IDENTITY
 from lowbitcli.errors import CheckpointError
@@ -18,6 +19,11 @@ from lowbitcli.plan.source import SourceWeight
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, TensorSpec
 
 CHUNK = 1 << 20  # elements that are looked at together: a few MB in fp32
+
+
+def _past_bf16(values: Tensor) -> Tensor:
+    """Return how many ulps fp32 values lie above (or below) the nearest bf16 number."""
+    return ((values.view(torch.int32) + 0x8000) & 0xFFFF) - 0x8000
 
 
 class UnreadableError(Exception):
@@ -69,6 +75,31 @@ class Rows:
         if self.weight.scheme is None:
             return parts[DATA]
         return ops_of(self.weight.scheme).dequantize(parts, torch.float32)
+
+    @property
+    def is_from_bf16(self) -> bool:
+        """Do the scales show that the codes were computed in bf16 (or fp16)?
+
+        They are stored so, or they are bf16 numbers. Of a global scale it is the reciprocal that
+        tells, which is what such writers store; it may have moved by an ulp since. (The scale
+        itself is a bf16 number wherever the largest element is 21 times one.) Scales of FP32 that
+        are all powers of two show nothing: dividing by them is exact.
+
+        Raises:
+            UnreadableError, CheckpointError: they cannot be read; see `tested`.
+        """
+        scheme = self.weight.scheme
+        if scheme is None:
+            return False
+        if self.weight.reads[SCALE].spec.dtype in ("BF16", "F16"):
+            return True
+        if GLOBAL_SCALE in self._whole:
+            scale = self._whole[GLOBAL_SCALE].float()
+            return bool(_past_bf16(1 / scale).abs().le(1).all())
+        if scheme.scale is not F32:
+            return False
+        scale = self._whole[SCALE].float()
+        return bool(_past_bf16(scale).eq(0).all() and (scale.frexp().mantissa != 0.5).any())
 
     @cached_property
     def _whole(self) -> dict[str, Tensor]:

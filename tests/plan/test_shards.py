@@ -6,7 +6,7 @@ import pytest
 
 from lowbitcli import api
 from tests import checkpoints
-from tests.checkpoints import INDEX, LAYER, sharded, shard_name, single, weight
+from tests.checkpoints import INDEX, LAYER, shard_name, sharded, single, weight
 
 DOWN, UP = LAYER + "mlp.down_proj.weight", LAYER + "mlp.up_proj.weight"
 
