@@ -49,6 +49,8 @@ LINES = 350
 LONG_FILES = {  # path -> why it is longer
     "kernels/lowbit_kernels/mx.py": "one maths and two elements, each reference beside its kernel",
     "tests/recipe/test_load.py": "a bad recipe for each refusal, in one table",
+    "tests/test_configs.py": "the names of many checkpoints, in one table",
+    "tests/containers/test_disagreements.py": "a disagreement for each finding, in tables",
     "lowbitcli/cli.py": "nothing but commands, most lines are their options; one table of contents",
 }
 

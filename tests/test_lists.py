@@ -16,7 +16,7 @@ ROOMS = {
     containers: (
         Container,
         containers.CONTAINERS,
-        {"container", "layouts", "grouping", "ct_config", "suffixes", "modelopt_config", "families"},
+        {"container", "layouts", "grouping", "ct_config", "suffixes", "modelopt_config", "families", "stacks"},
     ),
 }
 

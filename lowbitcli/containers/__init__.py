@@ -7,6 +7,7 @@ from lowbitcli.containers.comfyui import COMFYUI
 from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
 from lowbitcli.containers.container import Container, Listing
 from lowbitcli.containers.deepseek import DEEPSEEK
+from lowbitcli.containers.gpt_oss import GPT_OSS
 from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.containers.modelopt import MODELOPT
 from lowbitcli.containers.native_mxfp8 import NATIVE_MXFP8
@@ -19,6 +20,7 @@ CONTAINERS: tuple[Container, ...] = (
     MODELOPT,
     DEEPSEEK,
     NATIVE_MXFP8,
+    GPT_OSS,
     COMFYUI,
     PLAIN,
 )

@@ -8,7 +8,7 @@ to say.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from lowbitcli.containers.layouts import Layout
 from lowbitcli.schemes import Scheme
@@ -60,7 +60,7 @@ class QuantizedWeight:
 
     `name` is what the unquantized weight is called, `parts` the tensors that hold it (part ->
     tensor name), `shape` and `dtype` those of the unquantized weight (`dtype` "" where nothing
-    says).
+    says). `plain` is how the unquantized tensor lies, where it is a stack of experts.
     """
 
     name: str
@@ -69,6 +69,7 @@ class QuantizedWeight:
     dtype: str
     parts: Mapping[str, str]
     stored: Mapping[str, Stored]
+    plain: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Declaration:
     dtype: str
     activations: str = "none"
     rule: str = "amax"
+    plain: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ class Container:
     activations: scheme name -> the activation options that its consumers take, the first is the
     default. needs_config: can only be written beside a config.json. unwritten: schemes that are
     read, and not written: their readers need what weights alone do not give. fuses: its readers
-    serve some weights as one matrix (q/k/v), so that these share a scale.
+    serve some weights as one matrix (q/k/v), so that these share a scale. stacks: does it hold
+    experts that are stacked in one tensor, and perhaps nothing else?
     """
 
     name: str
@@ -150,6 +153,7 @@ class Container:
     needs_config: bool = False
     unwritten: frozenset[str] = frozenset()
     fuses: bool = True
+    stacks: Literal["no", "also", "only"] = "no"
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ the wrong kind."""
 from collections.abc import Callable, Iterable, Mapping
 
 from lowbitcli.containers.container import Finding, Listing, QuantizedWeight, Stored
+from lowbitcli.containers.layouts import Layout
 from lowbitcli.errors import LowbitError
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, Shape, TensorSpec
@@ -22,11 +23,13 @@ def weight_from(
     dtype_of: Callable[[str], str],
     shape: Shape | None = None,
     name: str = "",
+    plain: Layout | None = None,
 ) -> tuple[QuantizedWeight | None, list[Finding]]:
     """Build the quantized weight of module `stem` from its parts, or say why that cannot be
     done.
 
-    `shape` and `name` are the weight's, where they do not follow from its data and the stem.
+    `shape` and `name` are the weight's, where they do not follow from its data and the stem;
+    `plain` is how it lies when it is not quantized.
     """
     names = parts_of(stem, bound)
     data_name = names[DATA]
@@ -54,7 +57,7 @@ def weight_from(
     if findings:
         return None, findings
     name = name or stem + ".weight"
-    return QuantizedWeight(name, scheme, shape, dtype_of(name), names, bound), []
+    return QuantizedWeight(name, scheme, shape, dtype_of(name), names, bound, plain), []
 
 
 def _mismatch(stored: Stored, want: TensorSpec, have: TensorSpec) -> str:

@@ -13,6 +13,7 @@ to read the file:
 | tensors | part -> tensor of this file: data, scale, global_scale |
 | element, scale_format | E2M1, E4M3, E5M2, E8M0, F32: how codes and scales are decoded |
 | block | rows and columns that share a scale, null for all of that axis |
+| stacked | of experts in one tensor: `in_out` where the tensor was `[E, in, out]`, else `out_in` |
 
 `lowbit.format` holds what is the same for all: version, scale meaning (`multiply`), nibble order
 (`low_first`), scale layout (`linear`). The format is documented in docs/formats.md.
@@ -33,8 +34,9 @@ from lowbitcli.containers.container import (
     Stored,
 )
 from lowbitcli.containers.grouping import orphans, weight_from
-from lowbitcli.containers.layouts import IDENTITY
+from lowbitcli.containers.layouts import IDENTITY, Layout
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
+from lowbitcli.containers.stacks import LAYOUTS
 from lowbitcli.errors import CheckpointError
 from lowbitcli.schemes import BY_NAME, SCHEMES, Scheme
 from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE, Shape
@@ -79,7 +81,10 @@ def examine(listing: Listing) -> Examination:
         stem = name.removesuffix(".weight")
         bound = BINDINGS[scheme.name]
         dtype = str(entry.get("dtype", ""))
-        weight, problems = weight_from(stem, scheme, bound, listing, lambda _, d=dtype: d)
+        plain = LAYOUTS.get(str(entry["stacked"])) if "stacked" in entry else None
+        weight, problems = weight_from(
+            stem, scheme, bound, listing, lambda _, d=dtype: d, None, name, plain
+        )
         if weight is not None:
             problems = _misdescribed(name, entry, weight)
         if weight is not None and not problems:
@@ -93,11 +98,11 @@ def examine(listing: Listing) -> Examination:
 
 def _misdescribed(name: str, entry: Mapping[str, Any], weight: QuantizedWeight) -> list[Finding]:
     """Return what an entry says of a weight and is not so: another reader would follow it."""
-    if weight.name != name:
+    if weight.plain is None and not name.endswith(".weight"):
         return [Finding("mismatch", name, "its name does not end in .weight")]
     if weight.dtype not in FLOATING:
         return [Finding("mismatch", name, f"described as of dtype {str(entry.get('dtype'))[:80]}")]
-    told = _description(name, weight.scheme, weight.shape, weight.dtype)
+    told = _description(name, weight.scheme, weight.shape, weight.dtype, weight.plain)
     return [
         Finding("mismatch", name, f"{key}: {str(entry.get(key))[:80]} described, {value} stored")
         for key, value in told.items()
@@ -105,10 +110,14 @@ def _misdescribed(name: str, entry: Mapping[str, Any], weight: QuantizedWeight) 
     ]
 
 
-def _description(name: str, scheme: Scheme, shape: Shape, dtype: str) -> dict[str, Any]:
+def _description(
+    name: str, scheme: Scheme, shape: Shape, dtype: str, plain: Layout | None
+) -> dict[str, Any]:
     """Return what `lowbit.weights` says of one weight."""
     stem = name.removesuffix(".weight")
+    stacked = next((key for key, layout in LAYOUTS.items() if layout == plain), None)
     return {
+        **({} if stacked is None else {"stacked": stacked}),
         "scheme": scheme.name,
         "shape": list(shape),
         "dtype": dtype,
@@ -153,7 +162,7 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
     """Describe every quantized weight in the header, and tell readers of config.json that they
     need lowbit."""
     described = {
-        item.name: _description(item.name, item.scheme, item.shape, item.dtype)
+        item.name: _description(item.name, item.scheme, item.shape, item.dtype, item.plain)
         for item in declarations
         if item.scheme is not None
     }
@@ -176,4 +185,5 @@ LOWBIT = Container(
     declare=declare,
     # how activations are computed is left to whoever reads the file
     activations={scheme.name: ("none", "dynamic") for scheme in SCHEMES},
+    stacks="also",
 )

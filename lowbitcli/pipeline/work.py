@@ -258,7 +258,7 @@ class _Member:
             part = self.weight.writes[name]
             by_rows = rows_high(self._scheme, name) is not None
             whole = torch.cat(pieces) if by_rows else torch.stack(pieces)
-            whole = whole.reshape(specs[name].shape) if name in specs else whole
+            whole = whole.reshape(specs[name].shape if name in specs else self.weight.shape)
             encoded = whole if part.stored is None else part.stored.layout.encode(whole)
             if self.weight.recodes and part.stored is not None and whole.dtype == torch.float32:
                 back = part.stored.layout.decode(encoded)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lowbitcli.containers import Container
+from lowbitcli.containers.stacks import is_stack
 from lowbitcli.errors import RecipeError, UnsupportedError
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.recipe import Decision, Matcher, Recipe, Rule
@@ -93,9 +94,12 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         return _refused(weight, decision, f"{len(weight.shape)}-dimensional")
     if rule is None:
         return _as_it_is(weight, decision.reason)
-    if not weight.name.endswith(".weight"):
+    if reason := _unstacked(weight, conditions):
+        strict = conditions.strict and conditions.container.stacks != "only"
+        return _refused(weight, decision, reason, strict=strict)
+    if weight.plain is None and not weight.name.endswith(".weight"):
         return _refused(weight, decision, "its name does not end in .weight")
-    if len(weight.shape) > 2:
+    if weight.plain is None and len(weight.shape) > 2:
         reason = f"{len(weight.shape)}-dimensional"
         return _refused(weight, decision, reason, strict=conditions.strict)
     if conditions.transposed and weight.name.split(".")[-2] in TRANSPOSED_LAYERS:
@@ -108,6 +112,18 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         return _refused(weight, decision, problem.message, conditions.strict, problem.hint)
     _check_options(scheme, rule, decision, conditions)
     return Choice(scheme, rule.scale, rule.activations)
+
+
+def _unstacked(weight: SourceWeight, conditions: Conditions) -> str:
+    """Return why a stack of experts, or a weight that is none, is not for this container."""
+    stacks = conditions.container.stacks
+    if weight.plain is not None and stacks == "no" and not conditions.fake:
+        return f"a stack of experts, which {conditions.container.name} holds one by one"
+    if weight.plain is None and stacks == "only" and weight.name.endswith(".weight"):
+        return f"{conditions.container.name} quantizes stacks of experts and nothing else"
+    if weight.plain is None and is_stack(weight.name, len(weight.shape)):
+        return "a stack of experts, and nothing says which of its axes is multiplied"
+    return ""
 
 
 @lru_cache(maxsize=4096)  # a model has few different shapes

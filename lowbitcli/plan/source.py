@@ -5,26 +5,39 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.checkpoint.reader import Checkpoint, StoredTensor
 from lowbitcli.containers import Container, Listing, recognise
-from lowbitcli.containers.container import MARKER_BYTES, MARKERS, Finding, QuantizedWeight
+from lowbitcli.containers.container import (
+    MARKER_BYTES,
+    MARKERS,
+    Finding,
+    QuantizedWeight,
+    Stored,
+)
 from lowbitcli.containers.ct_config import of as quantization_config
+from lowbitcli.containers.layouts import Layout
 from lowbitcli.containers.plain import PLAIN
+from lowbitcli.containers.stacks import layout_of
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.plan.nouns import Part
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, Shape, safe
+from lowbitcli.tensors import DATA, FLOATING, Shape, safe
 
 
 @dataclass(frozen=True, slots=True)
 class SourceWeight:
-    """One tensor of the model as the source holds it: `scheme` None where it is not quantized."""
+    """One tensor of the model as the source holds it: `scheme` None where it is not quantized.
+
+    `plain` is how a stack of experts lies where it is not quantized, None for any other tensor; its
+    `shape` is that of the stack of weights `[E, out, in]`.
+    """
 
     name: str
     shape: Shape
     dtype: str
     scheme: Scheme | None
     reads: Mapping[str, Part]
+    plain: Layout | None = None
 
     @property
     def file(self) -> str:
@@ -89,9 +102,7 @@ def examine(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Source:
         if name in weights:
             twice.append(_twice(weights[name]))
             continue
-        spec = stored.spec
-        read = Part(spec, stored.file)
-        weights[name] = SourceWeight(name, spec.shape, spec.dtype, None, {DATA: read})
+        weights[name] = _plain(stored, checkpoint)
     weights = dict(sorted(weights.items()))
     findings = (*found.findings, *twice)
     return Source(container, weights, findings, found.activations, found.notes)
@@ -104,12 +115,26 @@ def _twice(weight: SourceWeight) -> Finding:
     return Finding("duplicate", weight.name, said)
 
 
+def _plain(stored: StoredTensor, checkpoint: Checkpoint) -> SourceWeight:
+    """Return a tensor that is not quantized; one of stacked experts as a stack of weights."""
+    spec = stored.spec
+    layout = None
+    if len(spec.shape) == 3 and spec.dtype in FLOATING:
+        layout = layout_of(spec.name, checkpoint.config)
+    if layout is None:
+        read = Part(spec, stored.file)
+        return SourceWeight(spec.name, spec.shape, spec.dtype, None, {DATA: read})
+    read = Part(spec, stored.file, Stored("", spec.dtype, layout))
+    shape = layout.spec(spec).shape  # of a layout that is its own inverse
+    return SourceWeight(spec.name, shape, spec.dtype, None, {DATA: read}, layout)
+
+
 def _quantized(weight: QuantizedWeight, checkpoint: Checkpoint) -> SourceWeight:
     reads = {}
     for part, name in weight.parts.items():
         stored = checkpoint.tensors[name]
         reads[part] = Part(stored.spec, stored.file, weight.stored[part])
-    return SourceWeight(weight.name, weight.shape, weight.dtype, weight.scheme, reads)
+    return SourceWeight(weight.name, weight.shape, weight.dtype, weight.scheme, reads, weight.plain)
 
 
 def _refuse_unread(checkpoint: Checkpoint) -> None:
