@@ -347,20 +347,3 @@ def test_copies_are_whole_and_misuse_is_a_bug(tmp_path):
         out.abort()
     assert (tmp_path / "out" / "folder" / "b").read_bytes() == b"x" * 100_000
     assert (tmp_path / "out" / "a").read_bytes() == b"x" * 100_000
-
-
-def test_force_replaces_no_file_but_safetensors(tmp_path):
-    whole = (2).to_bytes(8, "little") + b"{}"
-    for name, content in (("config.json", b"{}"), ("home", b"x" * 5000), ("near", whole + b"!")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(OutputError, match="is no safetensors file, and --force") as caught:
-            StagedOutput(tmp_path / name, directory=False, force=True)
-        assert caught.value.hint == "remove it first, if it is meant to go"
-        assert (tmp_path / name).read_bytes() == content
-    for name, content in (("broken.safetensors", b"x"), ("whole", whole), ("empty", b"")):
-        (tmp_path / name).write_bytes(content)
-        with StagedOutput(tmp_path / name, directory=False, force=True) as out:
-            out.create(name, 2)
-            out.write(name, 0, b"hi")
-            out.publish()
-        assert (tmp_path / name).read_bytes() == b"hi"
