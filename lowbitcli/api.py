@@ -5,7 +5,7 @@ Everything here takes paths and returns values; nothing prints.
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -38,7 +38,7 @@ class Outcome:
     `non_finite` are weights that were kept because they hold NaN or Inf: name -> what was found.
     `moved` counts global scales that a container could only store to an ulp. Memory is in bytes.
     `complete` is whether the output was there already and whole, `resumed` how many jobs an
-    earlier run had done.
+    earlier run had done; `stages` has the seconds of each stage, those of threads added up.
     """
 
     plan: Plan
@@ -51,6 +51,7 @@ class Outcome:
     peak_gpu: int
     resumed: int = 0
     complete: bool = False
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def bytes_in(self) -> int:
@@ -198,6 +199,7 @@ def _outcome(plan: Plan, result: Result, non_finite: dict[str, str]) -> Outcome:
         result.peak_gpu,
         result.resumed,
         result.complete,
+        result.stages,
     )
 
 

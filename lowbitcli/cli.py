@@ -75,6 +75,7 @@ def quantize(
     max_memory: opt.MaxMemory = None,
     resume: opt.Resume = True,
     readback: opt.Readback = True,
+    timings: opt.Timings = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -106,10 +107,13 @@ def quantize(
     )
     if dry_run:
         return _plan(source, output, request, as_json=as_json, quiet=quiet, verbose=verbose)
+    from lowbitcli.checkpoint.ahead import read_ahead
+
+    memory = byte_count(max_memory)
+    read_ahead(source)  # while the next import loads a tensor library
     from lowbitcli import api
     from lowbitcli.progress import show_progress
 
-    memory = byte_count(max_memory)
     with show_progress("quantizing", quiet=quiet) as progress:
         outcome = api.quantize(
             source,
@@ -122,7 +126,7 @@ def quantize(
             readback=readback,
             progress=progress,
         )
-    return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose)
+    return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose, timings=timings)
 
 
 @command(app, "dequantize")
@@ -136,6 +140,7 @@ def dequantize(
     max_memory: opt.MaxMemory = None,
     resume: opt.Resume = True,
     readback: opt.Readback = True,
+    timings: opt.Timings = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -147,10 +152,13 @@ def dequantize(
       lowbit dequantize Llama-3.1-8B-fp8/ -o Llama-3.1-8B-bf16/
       lowbit dequantize model-nvfp4.safetensors --dtype fp32
     """
+    from lowbitcli.checkpoint.ahead import read_ahead
+
+    memory = byte_count(max_memory)
+    read_ahead(source)  # while the next import loads a tensor library
     from lowbitcli import api
     from lowbitcli.progress import show_progress
 
-    memory = byte_count(max_memory)
     with show_progress("dequantizing", quiet=quiet) as progress:
         outcome = api.dequantize(
             source,
@@ -164,10 +172,10 @@ def dequantize(
             readback=readback,
             progress=progress,
         )
-    return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose)
+    return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose, timings=timings)
 
 
-def _show_outcome(outcome: Any, *, as_json: bool, quiet: bool, verbose: bool) -> int:
+def _show_outcome(outcome: Any, *, as_json: bool, quiet: bool, verbose: bool, timings: bool) -> int:
     from lowbitcli import console, tables
 
     if not quiet:
@@ -176,6 +184,8 @@ def _show_outcome(outcome: Any, *, as_json: bool, quiet: bool, verbose: bool) ->
         console.document(tables.outcome_document(outcome))
     else:
         console.data(tables.outcome_lines(outcome, everything=verbose))
+        if timings:
+            console.data(["", *tables.timing_lines(outcome)])
     return 0
 
 

@@ -112,6 +112,7 @@ Readback = Annotated[
         "read and hash what was written before it gets its name [--readback]",
     ),
 ]
+Timings = Annotated[bool, _option("--timings", "TIMINGS", "say where the time went, by stage")]
 DryRun = Annotated[bool, _option("--dry-run", "DRY_RUN", "plan only: read headers, write nothing")]
 Json = Annotated[bool, _option("--json", "JSON", "print one JSON document to stdout")]
 Quiet = Annotated[bool, _option("--quiet -q", "QUIET", "no progress and no notes")]

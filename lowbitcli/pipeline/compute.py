@@ -1,11 +1,11 @@
 """One slice's arithmetic: from parts as they are read to parts as they are written."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from lowbit_kernels.error import Sums, sums
+from lowbit_kernels.error import BAND, Sums, bands, sums
 from lowbitcli.errors import NonFiniteError, UnsupportedError
 from lowbitcli.pipeline.arithmetic import ops_of, torch_dtype
 from lowbitcli.plan.nouns import Weight
@@ -44,9 +44,9 @@ def shared_scale(weight: Weight, amax: Tensor) -> Tensor | None:
 
 
 def quantize(
-    weight: Weight, w: Tensor, shared: Tensor | None, units: Iterator[tuple[int, int]]
+    weight: Weight, w: Tensor, shared: Tensor | None, unit: int = BAND
 ) -> tuple[dict[str, Tensor], list[Sums]]:
-    """Return the parts of some rows, and what was lost in each unit of them.
+    """Return the parts of some rows, and what was lost in each `unit` rows of them.
 
     Raises:
         UnsupportedError: the arithmetic refuses the weight, or no reader could decode it.
@@ -60,13 +60,19 @@ def quantize(
     except ValueError as error:
         raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
     value = ops.dequantize(parts, torch.float32)
-    lost = [sums(w[start:stop], value[start:stop]) for start, stop in units]
+    lost = bands(w, value) if unit == BAND else _lost(w, value, unit)
     if not all(one.is_finite for one in lost):
         raise UnsupportedError(
             f"{safe(weight.name)} has values that {scheme.name} rounds up beyond the range of fp32",
             hint="keep this weight: no reader could decode it",
         )
     return ({DATA: cast(weight, value)} if weight.fake else parts), lost
+
+
+def _lost(w: Tensor, value: Tensor, unit: int) -> list[Sums]:
+    """Return the error sums of units of another size than a band's."""
+    rows = range(0, w.shape[0], unit)
+    return [sums(w[start : start + unit], value[start : start + unit]) for start in rows]
 
 
 def cast(weight: Weight, value: Tensor) -> Tensor:
@@ -87,9 +93,9 @@ def cast(weight: Weight, value: Tensor) -> Tensor:
 class NonFinite:
     """Counts the NaN and Inf of a weight, slice by slice, and keeps where the first one is."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, weight: Weight) -> None:
         self.nans = self.infs = 0
-        self._name = name
+        self._name, self._dequantizes = weight.name, weight.target is None
         self._first: tuple[int, ...] = ()
 
     def look(self, w: Tensor, lead: tuple[int, ...], row: int) -> None:
@@ -109,8 +115,11 @@ class NonFinite:
 
     def error(self) -> NonFiniteError:
         """Return the error that says how many there are, and where the first one is."""
+        hint = "--nonfinite keep leaves such weights as they are"
+        if self._dequantizes:
+            hint = "its codes stand for no numbers: lowbit verify SRC lists all such weights"
         return NonFiniteError(
             f"{safe(self._name)} holds {self.nans} NaN and {self.infs} Inf, "
             f"the first at {self._first}",
-            hint="--nonfinite keep leaves such weights as they are",
+            hint=hint,
         )

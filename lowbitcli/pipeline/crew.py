@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lowbitcli.pipeline.clock import Clock
+
 _AHEAD = 4  # steps for each thread that are waiting or not retired yet
 
 
@@ -38,6 +40,7 @@ class Crew:
     def __init__(self, threads: int, device: torch.device) -> None:
         self.threads = threads
         self.device = device
+        self.clock = Clock()
         self._changed = threading.Condition()
         self._failed = False
         self._local = threading.local()
@@ -86,7 +89,7 @@ class Crew:
         Raises:
             AbandonedError: another step failed.
         """
-        with self._changed:
+        with self.clock.stage("wait"), self._changed:
             self._changed.wait_for(lambda: self._failed or condition())
             if self._failed:
                 raise AbandonedError

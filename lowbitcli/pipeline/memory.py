@@ -20,8 +20,10 @@ GIB = 1 << 30
 DEFAULT, LEAST = 2 * GIB, GIB
 RESERVE = 128 << 20  # what allocators keep, threads' stacks, checksums, the manifest
 CPU_COST, GPU_COST = 96, 16  # bytes for each element of a slice
-CPU_ELEMENTS, GPU_ELEMENTS = 1 << 20, 1 << 24
+CPU_ELEMENTS, GPU_ELEMENTS = 1 << 19, 1 << 24
 GPU_THREADS = 6
+GPU_RESERVE = 384 << 20  # kernels that are loaded and compiled while it runs
+GPU_HELD = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ def budget(plan: Plan, cap: int, device: torch.device) -> Budget:
         raise UsageError(
             f"{cap} bytes of memory are too few", hint="--max-memory 1GiB is the least"
         )
-    free = max(0, cap - resident() - RESERVE)
     cuda = device.type == "cuda"
+    free = max(0, cap - resident() - (GPU_RESERVE if cuda else RESERVE))
     cost = GPU_COST if cuda else CPU_COST
     threads = GPU_THREADS if cuda else len(os.sched_getaffinity(0))
     wanted = GPU_ELEMENTS if cuda else CPU_ELEMENTS
@@ -52,7 +54,10 @@ def budget(plan: Plan, cap: int, device: torch.device) -> Budget:
     working = free * 3 // 4
     threads = max(1, min(threads, working // (unit * cost)))
     elements = max(1, min(wanted, working // (threads * cost)))
-    return Budget(threads, elements, max(0, free - threads * max(elements, unit) * cost))
+    held = max(0, free - threads * max(elements, unit) * cost)
+    if cuda:  # what is held between two passes stays on the device
+        held = min(GPU_HELD, torch.cuda.mem_get_info(device)[0] // 4)
+    return Budget(threads, elements, held)
 
 
 def resident() -> int:

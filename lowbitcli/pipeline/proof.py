@@ -17,6 +17,7 @@ from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
 from lowbitcli.errors import OutputError
+from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.crew import Step
 from lowbitcli.pipeline.write import Writer
 from lowbitcli.plan.nouns import Job, Part
@@ -55,8 +56,8 @@ class Done:
 class Scribe:
     """Syncs what is written and journals it, now and then, in a thread of its own."""
 
-    def __init__(self, staged: StagedOutput, files: Iterable[str]) -> None:
-        self._staged = staged
+    def __init__(self, staged: StagedOutput, files: Iterable[str], clock: Clock) -> None:
+        self._staged, self._clock = staged, clock
         self._files = tuple(files)
         self._pool = ThreadPoolExecutor(1, "lowbit-journal")
         self._under_way: Future[None] | None = None
@@ -102,8 +103,9 @@ class Scribe:
             under_way.result()
 
     def _write(self, taken: list[Done]) -> None:
-        for name in self._files:
-            self._staged.sync(name)
+        with self._clock.stage("sync"):
+            for name in self._files:
+                self._staged.sync(name)
         if self._staged.journal is not None and taken:
             self._staged.journal.append(done.line() for done in taken)
 

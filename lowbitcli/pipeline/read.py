@@ -10,6 +10,7 @@ from lowbit_kernels import rounding
 from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.pipeline.arithmetic import torch_dtype
+from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.crew import Crew, Order
 from lowbitcli.pipeline.slices import Slice, extent, is_streamed, row_bytes, rows_high
 from lowbitcli.plan.nouns import Part, Weight
@@ -83,6 +84,7 @@ class Rows:
         self._checkpoint = checkpoint
         self._device = device
         self._order = None if crew is None else Order(crew)
+        self._clock = Clock() if crew is None else crew.clock
         self._hashes: dict[str, TensorHash] = {}
         self._whole: dict[str, Tensor] = {}
         self._lock = threading.Lock()
@@ -99,16 +101,20 @@ class Rows:
             CheckpointError: the file changed or cannot be read.
         """
         found, raw = {}, {}
+        with self._clock.stage("read"):
+            self._read(some, found, raw)
+        if self._order is not None and not again:
+            with self._order.turn(some.index), self._clock.stage("hash"):
+                for name, data in raw.items():
+                    self._hashes.setdefault(name, TensorHash()).update(data)
+        return found
+
+    def _read(self, some: Slice, found: dict[str, Tensor], raw: dict[str, memoryview]) -> None:
         for name, part in self.weight.reads.items():
             if is_streamed(self.weight.source, name, part):
                 raw[part.spec.name], found[name] = self._rows(name, part, some)
             else:
                 found[name] = self._cut(name, self._all(name, part), some)
-        if self._order is not None and not again:
-            with self._order.turn(some.index):
-                for name, data in raw.items():
-                    self._hashes.setdefault(name, TensorHash()).update(data)
-        return found
 
     def _rows(self, name: str, part: Part, some: Slice) -> tuple[memoryview, Tensor]:
         shape, scheme = self.weight.shape, self.weight.source

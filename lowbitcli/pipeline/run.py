@@ -16,9 +16,11 @@ from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
 from lowbitcli.errors import CheckpointError, DeviceError, StoppedError, UsageError
 from lowbitcli.pipeline import memory
+from lowbitcli.pipeline.clock import since_start
 from lowbitcli.pipeline.crew import Crew, Step
 from lowbitcli.pipeline.proof import Done, Scribe, Trial, read_back, source_hash
 from lowbitcli.pipeline.stop import Stop
+from lowbitcli.pipeline.warm import Warm
 from lowbitcli.pipeline.work import Computing, Copying, Piece, Room, look
 from lowbitcli.pipeline.write import Writer
 from lowbitcli.plan.nouns import Job, Part, Plan
@@ -42,7 +44,8 @@ class Options:
 class Result:
     """What a run did: errors by weight, scales that moved by an ulp, seconds, memory in bytes.
 
-    `complete` is whether there was nothing to do; `resumed` counts jobs that were done before.
+    `complete` is whether there was nothing to do; `resumed` counts jobs that were done before;
+    `stages` has the seconds of each stage, those of threads added up.
     """
 
     errors: dict[str, Sums] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class Result:
     peak_gpu: int = 0
     resumed: int = 0
     complete: bool = False
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 def run(
@@ -73,7 +77,7 @@ def run(
     options = options or Options()
     started = time.perf_counter()
     if device.type == "cuda":
-        torch.cuda.init()
+        torch.zeros(1, device=device)  # what CUDA itself takes counts as taken
         torch.cuda.reset_peak_memory_stats(device)
     budget = memory.budget(plan, options.max_memory, device)
     with Stop() as stop, Crew(budget.threads, device) as crew:
@@ -83,6 +87,7 @@ def run(
         else:
             result = _write(plan, checkpoint, output, options, crew, budget, stop, progress)
     result.seconds = time.perf_counter() - started
+    result.stages = {"start": since_start() - result.seconds, **crew.clock.seconds}
     result.peak_rss = memory.peak()
     if device.type == "cuda":
         result.peak_gpu = torch.cuda.max_memory_reserved(device)
@@ -109,17 +114,21 @@ def _write(
         plan=plan.digest,
         resume=options.resume,
     ) as staged:
-        writer = Writer(plan, staged)
-        room = Room(checkpoint, writer, crew.device, crew, budget.elements)
+        with crew.clock.stage("create"):
+            writer = Writer(plan, staged)
+        room = Room(checkpoint, writer, crew.device, crew, budget.elements, Warm(plan, crew.device))
         doing = _Run(plan, room, staged, budget.held, stop, progress)
         try:
             doing.do()
-            writer.finish(checkpoint, digest_of(doing.source))
+            with crew.clock.stage("finish"):
+                writer.finish(checkpoint, digest_of(doing.source))
             if options.readback:
-                doing.read_back()
+                with crew.clock.stage("read back"):
+                    doing.read_back()
         finally:
             doing.close()
-        staged.publish()
+        with crew.clock.stage("publish"):
+            staged.publish()
     if progress is not None:
         progress(plan.bytes_in, plan.bytes_in, "")
     return doing.result
@@ -148,7 +157,7 @@ class _Run:
             part.spec.name: part for weight in plan.weights for part in weight.writes.values()
         }
         self._files = [room.writer.name_of(file.name) for file in plan.files]
-        self._scribe = Scribe(staged, self._files)
+        self._scribe = Scribe(staged, self._files, room.clock)
 
     def do(self) -> None:
         """Do all jobs, but those that an earlier run has done.

@@ -8,7 +8,6 @@ that neither bytes nor figures depend on the slices that a run happens to use.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowbit_kernels.error import BAND
@@ -68,13 +67,6 @@ def slices(weight: Weight, elements: int) -> list[Slice]:
             stop = min(start + high, rows)
             found.append(Slice(len(found), matrix, start, stop, start == 0, stop == rows))
     return found
-
-
-def units(weight: Weight, some: Slice) -> Iterator[tuple[int, int]]:
-    """Yield the (first, after the last) row of each unit of a slice, counted from its start."""
-    unit = unit_rows(weight)
-    for start in range(0, some.rows, unit):
-        yield start, min(start + unit, some.rows)
 
 
 def is_streamed(scheme: Scheme | None, name: str, part: Part) -> bool:

@@ -22,6 +22,7 @@ from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import NonFiniteError
 from lowbitcli.pipeline import compute
+from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.crew import Crew, Order
 from lowbitcli.pipeline.proof import Done
 from lowbitcli.pipeline.read import Rows, buffer, bytes_of
@@ -32,8 +33,9 @@ from lowbitcli.pipeline.slices import (
     row_bytes,
     rows_high,
     slices,
-    units,
+    unit_rows,
 )
+from lowbitcli.pipeline.warm import Warm
 from lowbitcli.pipeline.write import Writer
 from lowbitcli.plan.nouns import Job, Weight
 from lowbitcli.tensors import DATA
@@ -50,6 +52,11 @@ class Room:
     device: torch.device
     crew: Crew
     elements: int
+    warm: Warm
+
+    @property
+    def clock(self) -> Clock:
+        return self.crew.clock
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,11 @@ class Copying:
 
     def _copy(self, part: str, start: int, stop: int, number: int) -> None:
         raw = buffer(stop - start, torch.device("cpu")).numpy().data
-        self._room.checkpoint.read_into(self._weight.reads[part].spec.name, raw, start)
-        self._room.writer.write(self._weight.writes[part], start, raw)
-        with self._order.turn(number):
+        with self._room.clock.stage("read"):
+            self._room.checkpoint.read_into(self._weight.reads[part].spec.name, raw, start)
+        with self._room.clock.stage("write"):
+            self._room.writer.write(self._weight.writes[part], start, raw)
+        with self._order.turn(number), self._room.clock.stage("hash"):
             self._hashes[part].update(raw)
 
     def done(self) -> Done:
@@ -147,7 +156,9 @@ class Computing:
 
     def _measure(self, member: "_Member", some: Slice) -> None:
         parts = member.rows.parts(some)
-        member.amax[some.index] = self._amax(member, compute.values_of(member.weight, parts))
+        self._room.warm.wait()
+        with self._room.clock.stage("measure"):
+            member.amax[some.index] = self._amax(member, compute.values_of(member.weight, parts))
         if self.is_held:
             member.held[some.index] = parts
         with self._lock:
@@ -186,18 +197,27 @@ class Computing:
         if weight.recodes:
             member.store(some, parts)
             return
+        self._room.warm.wait()
+        with self._room.clock.stage("compute"):
+            out = self._computed(member, some, parts)
+        member.store(some, out)
+
+    def _computed(
+        self, member: "_Member", some: Slice, parts: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return what is stored of a slice, on the device."""
+        weight = member.weight
         w = compute.values_of(weight, parts)
         if weight.target is None:
             if not bool(torch.isfinite(w).all()):
                 raise non_finite(weight, self._room.checkpoint, self._room.device)
-            member.store(some, {DATA: compute.cast(weight, w)})
-            return
+            return {DATA: compute.cast(weight, w)}
         if self._twice:
             shared = member.shared[some.matrix]
         else:
             shared = compute.shared_scale(weight, self._amax(member, w))
-        out, member.lost[some.index] = compute.quantize(weight, w, shared, units(weight, some))
-        member.store(some, out)
+        out, member.lost[some.index] = compute.quantize(weight, w, shared, member.unit)
+        return out
 
 
 class _Member:
@@ -206,6 +226,7 @@ class _Member:
     def __init__(self, weight: Weight, room: Room) -> None:
         self.weight = weight
         self.slices = slices(weight, room.elements)
+        self.unit = unit_rows(weight)
         self.rows = Rows(weight, room.checkpoint, room.device, room.crew)
         self.matrices = self.slices[-1].matrix + 1 if self.slices else 0
         self.amax: dict[int, Tensor] = {}
@@ -214,7 +235,7 @@ class _Member:
         self.lost: dict[int, list[Sums]] = {}
         self.output: dict[str, str] = {}
         self.moved = 0
-        self._writer = room.writer
+        self._writer, self._clock = room.writer, room.clock
         self._order = Order(room.crew)
         self._hashes: dict[str, TensorHash] = {}
         self._collected: dict[str, list[Tensor]] = {}
@@ -237,12 +258,14 @@ class _Member:
             shape = self.weight.shape
             place = extent(self._scheme, name, shape, some)
             step = row_bytes(self._scheme, name, part, shape)
-            data = bytes_of(parts[name])
+            with self._clock.stage("copy out"):
+                data = bytes_of(parts[name])
             if len(data) != (place.stop - place.start) * step:
                 raise AssertionError(f"{part.spec.name}: {len(data)} bytes, not as planned")
-            self._writer.write(part, place.start * step, data)
+            with self._clock.stage("write"):
+                self._writer.write(part, place.start * step, data)
             written[name] = data
-        with self._order.turn(some.index):
+        with self._order.turn(some.index), self._clock.stage("hash"):
             for name, data in written.items():
                 self._hashes.setdefault(name, TensorHash()).update(data)
             for name, tensor in kept.items():
@@ -281,7 +304,7 @@ def non_finite(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> 
 
 def look(weight: Weight, checkpoint: Checkpoint, device: torch.device) -> compute.NonFinite:
     """Count the NaN and Inf of a weight, in slices."""
-    rows, found = Rows(weight, checkpoint, device), compute.NonFinite(weight.name)
+    rows, found = Rows(weight, checkpoint, device), compute.NonFinite(weight)
     lead = weight.shape[:-2]
     for some in slices(weight, 1 << 20):
         w = compute.values_of(weight, rows.parts(some))
