@@ -26,8 +26,6 @@ def test_what_is_written_passes(tmp_path, scheme, rule):
     assert told(found) == []
     assert {row.scheme for row in found.weights} == {scheme}
     assert len(found.weights) == 2
-    said = found.manifest["recipe"].get("scales")
-    assert said == (None if rule == "amax" else {scheme: [rule]})
 
 
 def test_the_nearest_code_is_asked_for_unless_the_rule_rounds_in_another_order(tmp_path):

@@ -26,6 +26,8 @@ from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
 # Header metadata that speaks of how a file is stored, and is not carried over to another container.
 STORAGE_METADATA = ("lowbit.", "_quantization_metadata")
 
+FP8 = ("F8_E4M3", "F8_E5M2")  # with no scale these may be numbers, or codes whose scale is lost
+
 # Files that say how the source was quantized, and would be wrong beside the output.
 QUANTIZATION_FILES = ("hf_quant_config.json",)
 
@@ -56,8 +58,9 @@ def build(checkpoint: Checkpoint, recipe: Recipe, conditions: Conditions) -> Pla
     return _assemble(checkpoint, source, weights, container, said)
 
 
-def build_dequantize(checkpoint: Checkpoint, dtype: str) -> Plan:
-    """Plan a dequantization of every quantized weight to `dtype` (F32, BF16 or F16).
+def build_dequantize(checkpoint: Checkpoint, dtype: str, *, raw_fp8: bool = False) -> Plan:
+    """Plan a dequantization of every quantized weight to `dtype` (F32, BF16 or F16), and with
+    `raw_fp8` of FP8 tensors without a scale, as if it were 1.
 
     Raises:
         CheckpointError: the source is wrong, or declares what is not read.
@@ -65,10 +68,11 @@ def build_dequantize(checkpoint: Checkpoint, dtype: str) -> Plan:
     """
     if dtype not in FLOATING:
         raise UsageError(f"cannot dequantize to {dtype}", hint="use bf16, fp16 or fp32")
-    source = examine(checkpoint)
+    source = examine(checkpoint, raw_fp8=raw_fp8)
     refuse_findings(source)
-    weights = [_dequantized(weight, dtype) for weight in source.weights.values()]
-    return _assemble(checkpoint, source, weights, PLAIN, {"dequantize": dtype})
+    weights = [_dequantized(weight, dtype, raw_fp8) for weight in source.weights.values()]
+    said = {"dequantize": dtype, **({"raw_fp8": True} if raw_fp8 else {})}
+    return _assemble(checkpoint, source, weights, PLAIN, said)
 
 
 def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake: bool) -> Weight:
@@ -94,10 +98,11 @@ def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake:
     )
 
 
-def _dequantized(weight: SourceWeight, dtype: str) -> Weight:
-    dtype = dtype if weight.scheme is not None else weight.dtype
+def _dequantized(weight: SourceWeight, dtype: str, raw_fp8: bool) -> Weight:
+    computed = weight.scheme is not None or (raw_fp8 and weight.dtype in FP8)
+    dtype = dtype if computed else weight.dtype
     writes = _writes(weight, None, dtype, PLAIN)
-    kept = "" if weight.scheme is not None else "not quantized"
+    kept = "" if computed else "not quantized"
     return Weight(
         weight.name, weight.shape, dtype, weight.scheme, None, weight.reads, writes, kept=kept
     )

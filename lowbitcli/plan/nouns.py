@@ -13,7 +13,7 @@ from lowbitcli.checkpoint.manifest import Made
 from lowbitcli.containers.container import Stored
 from lowbitcli.containers.layouts import Layout
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import Shape, TensorSpec
+from lowbitcli.tensors import DATA, Shape, TensorSpec
 
 PathLike = str | os.PathLike[str]
 
@@ -73,7 +73,7 @@ class Weight:
     def copies(self) -> bool:
         """Are the bytes written the bytes read?"""
         if self.source is None and self.target is None:
-            return True
+            return self.reads[DATA].spec.dtype == self.writes[DATA].spec.dtype
         return self.recodes and all(
             part in self.writes
             and self.writes[part].stored == read.stored

@@ -114,7 +114,12 @@ def quantization(
 
 @contextmanager
 def dequantization(
-    source: PathLike, output: PathLike | None, dtype: str, *, strict: bool = False
+    source: PathLike,
+    output: PathLike | None,
+    dtype: str,
+    *,
+    strict: bool = False,
+    raw_fp8: bool = False,
 ) -> Iterator[tuple[Plan, Checkpoint]]:
     """Plan a dequantization to `dtype` (bf16, fp16, fp32) and hold its source open.
 
@@ -126,7 +131,7 @@ def dequantization(
     with ExitStack() as held:
         with _uncollected():
             checkpoint = held.enter_context(Checkpoint.open(source, strict=strict))
-            plan = build_dequantize(checkpoint, DTYPE_NAMES[dtype.lower()])
+            plan = build_dequantize(checkpoint, DTYPE_NAMES[dtype.lower()], raw_fp8=raw_fp8)
         yield _aimed(plan, checkpoint, output, dtype.lower()), checkpoint
 
 

@@ -85,3 +85,21 @@ def test_quantizing_it_is_dequantizing_and_quantizing(tmp_path, apart, scheme):
         said = checkpoints.quantization_of(one.output)
         assert said["quant_method"] == "compressed-tensors"
     assert set(json.loads((one.output / INDEX).read_text())["weight_map"]) == found.keys()
+
+
+@pytest.mark.parametrize("declared", [DECLARED, CONFIG], ids=["declared", "merely cast"])
+def test_raw_fp8_takes_the_scale_for_one(tmp_path, declared, lowbit):
+    source = single(tmp_path / "source", {DOWN: codes(128, 128)}, declared)
+    done = dequantize(source, tmp_path / "out", dtype="fp32", raw_fp8=True, device="cpu")
+    found = checkpoints.read(done.output)
+    assert torch.equal(found[DOWN], codes(128, 128).float())
+    assert found[DOWN].dtype == torch.float32
+    said = lowbit("dequantize", source, "-o", tmp_path / "again", "--raw-fp8")
+    assert said.code == 0
+    assert torch.equal(checkpoints.read(tmp_path / "again")[DOWN].float(), found[DOWN])
+
+
+def test_raw_fp8_leaves_a_scale_that_is_there(tmp_path, apart):
+    one = dequantize(apart, tmp_path / "one", device="cpu")
+    two = dequantize(apart, tmp_path / "two", raw_fp8=True, device="cpu")
+    assert checkpoints.same(checkpoints.read(one.output)[DOWN], checkpoints.read(two.output)[DOWN])
