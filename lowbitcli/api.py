@@ -36,7 +36,8 @@ class Outcome:
     """What a run did: the plan it followed, where the output is, errors by weight, time, memory.
 
     `non_finite` are weights that were kept because they hold NaN or Inf: name -> what was found.
-    `moved` counts global scales that a container could only store to an ulp. Memory is in bytes.
+    `moved` counts global scales that a recode could only store to an ulp, so that the values they
+    stand for differ from the source's: none where a reciprocal is read. Memory is in bytes.
     `complete` is whether the output was there already and whole, `resumed` how many jobs an
     earlier run had done; `stages` has the seconds of each stage, those of threads added up.
     """
@@ -113,19 +114,22 @@ def dequantize(
     device: str = "auto",
     force: bool = False,
     strict: bool = False,
+    raw_fp8: bool = False,
     max_memory: int | None = None,
     resume: bool = True,
     readback: bool = True,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Turn every quantized weight of a checkpoint into `dtype`: bf16, fp16 or fp32.
+    """Turn every quantized weight of a checkpoint into `dtype`: bf16, fp16 or fp32; with `raw_fp8`
+    also FP8 that has no scale.
 
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
     where = device_of(device)
     options = Options(force, max_memory or DEFAULT, resume, readback)
-    with dequantization(source, output, dtype, strict=strict) as (plan, checkpoint):
+    planned = dequantization(source, output, dtype, strict=strict, raw_fp8=raw_fp8)
+    with planned as (plan, checkpoint):
         result = run(plan, checkpoint, _due(plan), where, options, progress)
         return _outcome(plan, result, {})
 

@@ -71,6 +71,9 @@ Device = Annotated[str, _option("--device", "DEVICE", "auto, cpu, cuda or cuda:N
 Strict = Annotated[
     bool, _option("--strict", "STRICT", "refuse what would be kept or passed over with a note")
 ]
+RawFp8 = Annotated[
+    bool, _option("--raw-fp8", "RAW_FP8", "take FP8 tensors without a scale for numbers: scale 1")
+]
 Nonfinite = Annotated[
     NonFinite | None,
     _option("--nonfinite", "NONFINITE", "a weight with NaN or Inf: stop, or keep it as it is"),

@@ -15,7 +15,8 @@ from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, safe
 def values_of(weight: Weight, parts: Mapping[str, Tensor]) -> Tensor:
     """Return the numbers that parts stand for: as stored, or dequantized to fp32."""
     if weight.source is None:
-        return parts[DATA]
+        data = parts[DATA]
+        return data.float() if data.element_size() == 1 else data  # FP8 that has no scale
     return ops_of(weight.source).dequantize(parts, torch.float32)
 
 
