@@ -53,7 +53,8 @@ def first(rows: list[Sequence[str]], everything: bool) -> tuple[list[Sequence[st
 
 def plan_lines(plan: Plan, *, everything: bool = False) -> list[str]:
     """Tell of a plan: schemes with tensors and bytes, what is kept and why, the sizes."""
-    lines = [f"{safe(str(plan.source))} -> {safe(str(plan.output))} ({plan.container})", ""]
+    container = f"{plan.container}: {plan.chosen}" if plan.chosen else plan.container
+    lines = [f"{safe(str(plan.source))} -> {safe(str(plan.output))} ({container})", ""]
     table: list[Sequence[str]] = [("scheme", "tensors", "size")]
     table += [(name, f"{n:,}", size(total)) for name, (n, total) in plan.counts.items()]
     lines += columns(table, right=(1, 2))
@@ -83,7 +84,7 @@ def _becomes(weight: Weight) -> str:
 def _sizes(plan: Plan) -> list[str]:
     lines = columns(
         [
-            ("input", size(plan.bytes_in), f"({plan.bytes_in:,} bytes)"),
+            ("input", size(plan.size_in), f"({plan.size_in:,} bytes)"),
             ("output", size(plan.bytes_out), f"({plan.bytes_out:,} bytes)"),
         ],
         right=(1, 2),
@@ -104,7 +105,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "source": str(plan.source),
         "output": None if plan.output is None else str(plan.output),
         "container": plan.container,
-        "bytes_in": plan.bytes_in,
+        "bytes_in": plan.size_in,
         "bytes_out": plan.bytes_out,
         "bytes_free": None if plan.output is None else need.disk_free(plan.output),
         "memory_about": need.memory(plan),
@@ -150,7 +151,7 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     plan = outcome.plan
     if outcome.complete:
         return [f"{safe(str(outcome.output))} ({plan.container}): already complete"]
-    sizes = f"{size(plan.bytes_in)} -> {size(plan.bytes_out)}"
+    sizes = f"{size(plan.size_in)} -> {size(plan.bytes_out)}"
     if plan.bits_per_weight:
         sizes += f", {plan.bits_per_weight:.2f} bits per quantized weight"
     rate = plan.bytes_in / outcome.seconds / 1e9 if outcome.seconds else 0.0
@@ -171,7 +172,12 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
         lines += [*columns([*rows, *kept]), *more, ""]
     if outcome.resumed:
         lines.append(f"{outcome.resumed:,} of {len(plan.jobs):,} jobs were done before")
-    counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items())
+    if outcome.moved:
+        what = "global scale" if outcome.moved == 1 else "global scales"
+        lines.append(
+            f"{outcome.moved:,} {what} moved by an ulp: {plan.container} stores the reciprocal"
+        )
+    counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items()) or "no"
     return [
         *lines,
         f"{counts} tensors; {sizes}",

@@ -180,6 +180,7 @@ def _assemble(
         dropped=dict(source.activations),
         documents=documents,
         constants=constants,
+        size_in=sum(header.size for header in checkpoint.headers.values()),
     )
 
 

@@ -19,7 +19,7 @@ def notes_on(plan: Plan, recipe: Recipe) -> tuple[str, ...]:
     """Return what should be told of a plan that was made with `recipe`."""
     schemes = tuple(dict.fromkeys(rule.scheme for rule in recipe.rules if rule.scheme))
     refused = [weight for weight in plan.weights if _is_refused(weight, schemes)]
-    return (*_nothing(plan), *_refused(refused), *_mixed_dtypes(plan))
+    return (*_nothing(plan), *_refused(refused), *_requantized(plan), *_mixed_dtypes(plan))
 
 
 def _nothing(plan: Plan) -> list[str]:
@@ -57,6 +57,20 @@ def _misfits(schemes: tuple[str, ...], shape: Shape) -> frozenset[str]:
         except LowbitError as error:
             found.add(error.message)
     return frozenset(found)
+
+
+def _requantized(plan: Plan) -> list[str]:
+    """Tell of weights that lose twice: only the second loss can be measured here."""
+    pairs = Counter(
+        (weight.source.name, weight.target.name)
+        for weight in plan.quantized
+        if weight.source is not None and weight.target is not None and not weight.recodes
+    )
+    return [
+        f"{count:,} weights are requantized from {before} to {after}: the errors shown are against "
+        f"the {before} values, not the original"
+        for (before, after), count in sorted(pairs.items())
+    ]
 
 
 def _mixed_dtypes(plan: Plan) -> list[str]:

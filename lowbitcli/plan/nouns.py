@@ -132,8 +132,9 @@ class Plan:
 
     `config` is the text of the new config.json (None: there is none), `documents` that of further
     files beside it, `sidecars` are files that are copied, `constants` small tensors that are known
-    on paper, `notes` what the user should be told, `digest` names this plan: equal digests mean
-    equal output bytes.
+    on paper, `size_in` the bytes of the source's safetensors files, `chosen` why it is this
+    container where nobody asked for one, `notes` what the user should be told, `digest` names this
+    plan: equal digests mean equal output bytes.
     """
 
     source: Path
@@ -154,6 +155,8 @@ class Plan:
     dropped: Mapping[str, str] = field(default_factory=dict)
     documents: Mapping[str, bytes] = field(default_factory=dict)
     constants: tuple[Constant, ...] = ()
+    size_in: int = 0
+    chosen: str = ""
 
     @cached_property
     def bytes_in(self) -> int:
@@ -175,10 +178,15 @@ class Plan:
 
     @cached_property
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return scheme (or `kept`) -> (number of tensors, bytes written)."""
+        """Return scheme -> (number of tensors, bytes written); what has none is `kept`, or
+        `dequantized` where it had one, and what a dequantization leaves is `copied`."""
+        left = "copied" if "dequantize" in self.recipe else "kept"
         counts: dict[str, tuple[int, int]] = {}
         for weight in self.weights:
-            label = weight.target.name if weight.target else "kept"
+            label = weight.target.name if weight.target is not None else left
+            computed = weight.source is not None or (left == "copied" and not weight.kept)
+            if weight.target is None and computed:
+                label = "dequantized"
             number, size = counts.get(label, (0, 0))
             counts[label] = (number + 1, size + weight.bytes_out)
         return dict(sorted(counts.items()))

@@ -73,6 +73,12 @@ def container_of(name: str, checkpoint: Checkpoint) -> Container:
     return LOWBIT
 
 
+def _why(chosen: Container) -> str:
+    """Return why `auto` is this container."""
+    named = "config.json names a model"
+    return named if chosen is COMPRESSED_TENSORS else f"no {named}"
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Hold off the collector of cycles: a plan makes millions of objects and no cycle, and looking
@@ -107,6 +113,8 @@ def quantization(
                 fake=request.fake,
             )
             plan = build(checkpoint, recipe, conditions)
+            if asked == "auto" and plan.container == conditions.container.name:
+                plan = replace(plan, chosen=_why(conditions.container))
         suffix = f"{recipe.name}-fake" if request.fake else recipe.name
         plan = replace(plan, notes=(*plan.notes, *notes_on(plan, recipe)))
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe

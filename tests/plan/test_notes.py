@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lowbitcli import tables
-from lowbitcli.api import Request, plan_quantize
+from lowbitcli.api import Request, plan_quantize, quantize
 from lowbitcli.plan import need
 from tests.checkpoints import LAYER, single, weight
 
@@ -75,3 +75,25 @@ def test_free_disk_is_that_where_the_output_goes(tmp_path, monkeypatch):
     monkeypatch.setattr(need.os, "statvfs", statvfs)
     assert need.disk_free(tmp_path / "not" / "yet") == 7 * 4096
     assert asked == [str(tmp_path / "not" / "yet"), str(tmp_path / "not"), str(tmp_path)]
+
+
+def test_requantization_is_said_with_what_errors_are_against(tmp_path):
+    tensors = {LAYER + f"self_attn.{x}_proj.weight": weight(32, 64) for x in "qkv"}
+    made = quantize(single(tmp_path / "m", tensors), None, Request(scheme="fp8")).output
+    (note,) = plan_quantize(made, None, Request(scheme="nvfp4")).notes
+    assert note == (
+        "3 weights are requantized from fp8_tensor to nvfp4: the errors shown are against the "
+        "fp8_tensor values, not the original"
+    )
+    assert plan_quantize(made, None, Request(scheme="fp8")).notes == ()
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_the_container_that_was_chosen_is_said_with_the_reason(tmp_path, config):
+    source = single(tmp_path / "m", {LAYER + "self_attn.o_proj.weight": weight(32, 64)})
+    source = source if config else source / "model.safetensors"
+    first = tables.plan_lines(plan_quantize(source, None, Request()))[0]
+    said = "compressed-tensors: config.json names a model"
+    assert first.endswith(f"({said if config else 'lowbit: no config.json names a model'})")
+    asked = tables.plan_lines(plan_quantize(source, None, Request(container="lowbit")))[0]
+    assert asked.endswith("(lowbit)")
