@@ -15,6 +15,7 @@ CPU and GPU.
 | `nvfp4_search` | the search for NVFP4 scales of least error |
 | `nvfp4_te` | NVFP4 in TransformerEngine's order: four over six, 16x16 tiles |
 | `hadamard` | rotation of 16 columns and back |
+| `grouped` | many weights in one set of launches |
 | `layout` | swizzled scales, nibble order |
 | `error` | how far quantized values lie from the weight |
 | `error_figures` | the sums behind that, in one order on every device |
@@ -32,6 +33,7 @@ MODULES = (
     "formats",
     "fp8",
     "fp8_block",
+    "grouped",
     "hadamard",
     "integer",
     "layout",

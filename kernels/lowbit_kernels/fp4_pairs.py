@@ -176,31 +176,17 @@ def _store_block(
 
 
 @jit
-def _nvfp4_pairs_kernel(
-    w_ptr,  # [matrices, blocks, 8] int32, two elements each
-    packed_ptr,  # [matrices, blocks] int64
-    scale_ptr,  # [matrices, blocks] E4M3 as uint8
-    global_scale_ptr,  # [matrices] fp32
-    blocks,
-    programs,
-    BF16: tl.constexpr,
-    TILE: tl.constexpr,
-    FEW: tl.constexpr,
+def quantize_pairs(
+    w_ptr, packed_ptr, scale_ptr, g, left, BF16: tl.constexpr, TILE: tl.constexpr, FEW: tl.constexpr
 ):
-    """Quantize TILE blocks, a block to a thread at a time; where numbers are extreme, FEW at
-    once."""
-    matrix = (tl.program_id(0) // programs).to(tl.int64)
-    start = (tl.program_id(0) % programs).to(tl.int64) * TILE
-    first = matrix * blocks + start
-    w_ptr += first * 8
-    packed_ptr += first
-    scale_ptr += first
+    """Quantize TILE blocks, of which `left` are there, a block to a thread at a time; where numbers
+    are extreme, FEW at once.
+    """
     index = tl.arange(0, TILE)
-    mask = index < blocks - start
+    mask = index < left
     offset = index[:, None] * 8 + tl.arange(0, 4)[None, :]
     low = tl.load(w_ptr + offset, mask=mask[:, None], other=0)
     high = tl.load(w_ptr + offset + 4, mask=mask[:, None], other=0)
-    g = tl.load(global_scale_ptr + matrix)
     six = g * 6.0
     if (g > 2.0**-80) & (g < 2.0**100):
         amax = _amax(low, high, BF16)
@@ -214,7 +200,7 @@ def _nvfp4_pairs_kernel(
     else:
         for begin in range(0, TILE, FEW):
             few = begin + tl.arange(0, FEW)
-            there = few < blocks - start
+            there = few < left
             place = few[:, None] * 8 + tl.arange(0, 4)[None, :]
             lower = tl.load(w_ptr + place, mask=there[:, None], other=0)
             upper = tl.load(w_ptr + place + 4, mask=there[:, None], other=0)
@@ -223,6 +209,28 @@ def _nvfp4_pairs_kernel(
             _store_block(
                 lower, upper, ratio, g, packed_ptr + few, scale_ptr + few, there, BF16, "WIDE"
             )
+
+
+@jit
+def _nvfp4_pairs_kernel(
+    w_ptr,  # [matrices, blocks, 8] int32, two elements each
+    packed_ptr,  # [matrices, blocks] int64
+    scale_ptr,  # [matrices, blocks] E4M3 as uint8
+    global_scale_ptr,  # [matrices] fp32
+    blocks,
+    programs,
+    BF16: tl.constexpr,
+    TILE: tl.constexpr,
+    FEW: tl.constexpr,
+):
+    """Quantize TILE blocks."""
+    matrix = (tl.program_id(0) // programs).to(tl.int64)
+    start = (tl.program_id(0) % programs).to(tl.int64) * TILE
+    first = matrix * blocks + start
+    g = tl.load(global_scale_ptr + matrix)
+    quantize_pairs(
+        w_ptr + first * 8, packed_ptr + first, scale_ptr + first, g, blocks - start, BF16, TILE, FEW
+    )
 
 
 @jit

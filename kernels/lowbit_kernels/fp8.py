@@ -56,6 +56,25 @@ def _cast_reference(w: Tensor, scale: Tensor) -> Tensor:
 
 
 @jit
+def cast_tile(
+    w_ptr,
+    data_ptr,
+    scale,
+    left,
+    BF16: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    NATIVE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Cast TILE times eight elements, of which `left` are there; ALIGNED: a multiple of sixteen."""
+    offset = tl.arange(0, TILE)[:, None] * 8
+    index = offset + tl.arange(0, 8)[None, :]
+    mask = offset < left if ALIGNED else index < left
+    x = widen(tl.load(w_ptr + index, mask=mask, other=0), BF16)
+    tl.store(data_ptr + index, fp8_bytes(divide(x, scale), "E4M3", NATIVE), mask=mask)
+
+
+@jit
 def _cast_kernel(
     w_ptr,  # [groups, size] fp32, fp16, or bf16 as int16
     data_ptr,  # [groups, size] E4M3 as uint8
@@ -67,18 +86,12 @@ def _cast_kernel(
     NATIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Cast TILE times eight elements of a group that shares a scale; ALIGNED: size is a multiple of
-    sixteen.
-    """
+    """Cast TILE times eight elements of a group that shares a scale."""
     group = (tl.program_id(0) // programs).to(tl.int64)
     start = (tl.program_id(0) % programs).to(tl.int64) * (TILE * 8)
     base = group * size + start
-    offset = tl.arange(0, TILE)[:, None] * 8
-    index = offset + tl.arange(0, 8)[None, :]
-    mask = offset < size - start if ALIGNED else index < size - start
-    x = widen(tl.load(w_ptr + base + index, mask=mask, other=0), BF16)
-    codes = fp8_bytes(divide(x, tl.load(scale_ptr + group)), "E4M3", NATIVE)
-    tl.store(data_ptr + base + index, codes, mask=mask)
+    scale = tl.load(scale_ptr + group)
+    cast_tile(w_ptr + base, data_ptr + base, scale, size - start, BF16, ALIGNED, NATIVE, TILE)
 
 
 @jit

@@ -154,6 +154,36 @@ def _store(data_ptr, y, x, offset, mask, ELEMENT: tl.constexpr, NATIVE: tl.const
 
 
 @jit
+def quantize_tile(
+    w_ptr,
+    data_ptr,
+    scale_ptr,
+    left,
+    BF16: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    RULE: tl.constexpr,
+    NATIVE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Quantize TILE blocks, of which `left` are there; four threads hold a block, eight elements
+    each.
+    """
+    quarter = tl.arange(0, TILE * 4)
+    mask = quarter // 4 < left
+    offset = quarter * 8
+    x = widen(
+        tl.load(w_ptr + offset[:, None] + tl.arange(0, 8)[None, :], mask=mask[:, None], other=0),
+        BF16,
+    )
+    top = tl.max(tl.reshape(tl.max(magnitude_bits(x), axis=1), [TILE, 4]), axis=1)
+    scale = scale_codes(tl.cast(top, tl.float32, bitcast=True), ELEMENT, RULE)
+    index = tl.arange(0, TILE)
+    tl.store(scale_ptr + index, scale.to(tl.uint8), mask=index < left)
+    unit = tl.broadcast_to(reciprocal_e8m0(scale)[:, None], [TILE, 4])
+    _store(data_ptr, x * tl.reshape(unit, [TILE * 4])[:, None], x, offset, mask, ELEMENT, NATIVE)
+
+
+@jit
 def _quantize_kernel(
     w_ptr,  # [blocks, 32] fp32, fp16, or bf16 as int16
     data_ptr,  # [blocks, 32] FP8 codes as uint8, or [blocks, 4] int32 of E2M1 codes
@@ -165,23 +195,20 @@ def _quantize_kernel(
     NATIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Quantize TILE blocks; four threads hold a block, eight elements each."""
+    """Quantize TILE blocks."""
     first = tl.program_id(0).to(tl.int64) * TILE
-    quarter = tl.arange(0, TILE * 4)
-    mask = quarter // 4 < blocks - first
-    offset = quarter * 8
-    w_ptr += first * 32
-    x = widen(
-        tl.load(w_ptr + offset[:, None] + tl.arange(0, 8)[None, :], mask=mask[:, None], other=0),
-        BF16,
-    )
-    top = tl.max(tl.reshape(tl.max(magnitude_bits(x), axis=1), [TILE, 4]), axis=1)
-    scale = scale_codes(tl.cast(top, tl.float32, bitcast=True), ELEMENT, RULE)
-    index = tl.arange(0, TILE)
-    tl.store(scale_ptr + first + index, scale.to(tl.uint8), mask=index < blocks - first)
-    unit = tl.broadcast_to(reciprocal_e8m0(scale)[:, None], [TILE, 4])
     data_ptr += first * (4 if ELEMENT == "E2M1" else 32)
-    _store(data_ptr, x * tl.reshape(unit, [TILE * 4])[:, None], x, offset, mask, ELEMENT, NATIVE)
+    quantize_tile(
+        w_ptr + first * 32,
+        data_ptr,
+        scale_ptr + first,
+        blocks - first,
+        BF16,
+        ELEMENT,
+        RULE,
+        NATIVE,
+        TILE,
+    )
 
 
 @jit

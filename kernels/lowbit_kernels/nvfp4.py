@@ -123,6 +123,62 @@ def _codes(x, step, FAST: tl.constexpr):
 
 
 @jit
+def quantize_tile(
+    w_ptr,
+    packed_ptr,
+    scale_ptr,
+    h_ptr,
+    g,
+    start,
+    left,
+    across,
+    BF16: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    RADIUS: tl.constexpr,
+    COUNT: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Quantize TILE blocks, of which `left` are there, the first of them the matrix's `start`;
+    pointers are those of the first block, but for h.
+    """
+    index = tl.arange(0, TILE)
+    mask = index < left
+    column = tl.arange(0, 8)[None, :]
+    offset = index[:, None] * 16 + column
+    low = widen(tl.load(w_ptr + offset, mask=mask[:, None], other=0), BF16)
+    high = widen(tl.load(w_ptr + offset + 8, mask=mask[:, None], other=0), BF16)
+    top = tl.max(tl.maximum(magnitude_bits(low), magnitude_bits(high)), axis=1)
+
+    amax = tl.cast(top, tl.float32, bitcast=True)
+    quotient = tl.math.div_rn(amax, tl.full([TILE], 1.0, tl.float32) * (g * 6.0))
+    quotient = tl.where(quotient == 0, 1.0, quotient)
+    code = encode_e4m3(tl.where(quotient < 2.0**-9, 2.0**-9, quotient))
+    if COUNT > 0:
+        low_h, high_h = 1.0, 1.0
+        if WEIGHTED:
+            h_offset = ((start + index) % across)[:, None] * 16 + column
+            low_h, high_h = tl.load(h_ptr + h_offset), tl.load(h_ptr + h_offset + 8)
+        code = best_codes(low, high, low_h, high_h, amax, code, g, RADIUS, COUNT)
+    tl.store(scale_ptr + index, code.to(tl.uint8), mask=mask)
+
+    step = decode_e4m3(code) * g
+    # Here 1 / step and every remainder that decides a code are normal numbers.
+    if COMPILED:
+        if (g > 2.0**-80) & (g < 2.0**100):
+            low_codes = _codes(low, step, True)
+            high_codes = _codes(high, step, True)
+        else:
+            low_codes = _codes(low, step, False)
+            high_codes = _codes(high, step, False)
+    else:
+        low_codes = _codes(low, step, False)
+        high_codes = _codes(high, step, False)
+    low_word = pack_nibbles(low_codes, column, 1).to(tl.int64) & 0xFFFFFFFF
+    high_word = pack_nibbles(high_codes, column, 1).to(tl.int64)
+    tl.store(packed_ptr + index, low_word | (high_word << 32), mask=mask)
+
+
+@jit
 def _quantize_kernel(
     w_ptr,  # [matrices, blocks, 16] fp32, fp16, or bf16 as int16
     packed_ptr,  # [matrices, blocks] int64
@@ -145,43 +201,21 @@ def _quantize_kernel(
     matrix = (tl.program_id(0) // programs).to(tl.int64)
     start = (tl.program_id(0) % programs).to(tl.int64) * TILE
     first = matrix * blocks + start
-    index = tl.arange(0, TILE)
-    mask = index < blocks - start
-    column = tl.arange(0, 8)[None, :]
-    offset = index[:, None] * 16 + column
-    w_ptr += first * 16
-    low = widen(tl.load(w_ptr + offset, mask=mask[:, None], other=0), BF16)
-    high = widen(tl.load(w_ptr + offset + 8, mask=mask[:, None], other=0), BF16)
-    top = tl.max(tl.maximum(magnitude_bits(low), magnitude_bits(high)), axis=1)
-
-    g = tl.load(global_scale_ptr + matrix)
-    amax = tl.cast(top, tl.float32, bitcast=True)
-    quotient = tl.math.div_rn(amax, tl.full([TILE], 1.0, tl.float32) * (g * 6.0))
-    quotient = tl.where(quotient == 0, 1.0, quotient)
-    code = encode_e4m3(tl.where(quotient < 2.0**-9, 2.0**-9, quotient))
-    if COUNT > 0:
-        low_h, high_h = 1.0, 1.0
-        if WEIGHTED:
-            h_offset = ((start + index) % across)[:, None] * 16 + column
-            low_h, high_h = tl.load(h_ptr + h_offset), tl.load(h_ptr + h_offset + 8)
-        code = best_codes(low, high, low_h, high_h, amax, code, g, RADIUS, COUNT)
-    tl.store(scale_ptr + first + index, code.to(tl.uint8), mask=mask)
-
-    step = decode_e4m3(code) * g
-    # Here 1 / step and every remainder that decides a code are normal numbers.
-    if COMPILED:
-        if (g > 2.0**-80) & (g < 2.0**100):
-            low_codes = _codes(low, step, True)
-            high_codes = _codes(high, step, True)
-        else:
-            low_codes = _codes(low, step, False)
-            high_codes = _codes(high, step, False)
-    else:
-        low_codes = _codes(low, step, False)
-        high_codes = _codes(high, step, False)
-    low_word = pack_nibbles(low_codes, column, 1).to(tl.int64) & 0xFFFFFFFF
-    high_word = pack_nibbles(high_codes, column, 1).to(tl.int64)
-    tl.store(packed_ptr + first + index, low_word | (high_word << 32), mask=mask)
+    quantize_tile(
+        w_ptr + first * 16,
+        packed_ptr + first,
+        scale_ptr + first,
+        h_ptr,
+        tl.load(global_scale_ptr + matrix),
+        start,
+        blocks - start,
+        across,
+        BF16,
+        WEIGHTED,
+        RADIUS,
+        COUNT,
+        TILE,
+    )
 
 
 @jit

@@ -31,10 +31,10 @@ def _codes(q, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @jit
-def _row_kernel(
-    w_ptr,  # [rows, cols] fp32, fp16, or bf16 as int16
-    data_ptr,  # [rows, cols] E4M3 as uint8, or int8
-    scale_ptr,  # [rows] fp32
+def quantize_row(
+    w_ptr,
+    data_ptr,
+    scale_ptr,
     cols,
     BF16: tl.constexpr,
     ELEMENT: tl.constexpr,
@@ -46,9 +46,6 @@ def _row_kernel(
     """Quantize one row: its amax, its scale, then its codes. ONCE: TILE times eight elements hold
     all of it, and it is read once.
     """
-    row = tl.program_id(0).to(tl.int64)
-    w_ptr += row * cols
-    data_ptr += row * cols
     offset = tl.arange(0, TILE)[:, None] * 8
     column = tl.arange(0, 8)[None, :]
     if ONCE:
@@ -66,7 +63,7 @@ def _row_kernel(
     scale = tl.math.div_rn(amax, 448.0 if ELEMENT == "E4M3" else 127.0)
     scale = tl.where(scale == 0, 2.0**-149, scale)
     scale = tl.where(amax == 0, 1.0, scale)
-    tl.store(scale_ptr + row, scale)
+    tl.store(scale_ptr, scale)
     if ONCE:
         codes = _codes(divide(widen(x, BF16), scale), ELEMENT, NATIVE)
         tl.store(data_ptr + offset + column, codes, mask)
@@ -78,16 +75,47 @@ def _row_kernel(
             tl.store(data_ptr + start + offset + column, codes, mask)
 
 
+@jit
+def _row_kernel(
+    w_ptr,  # [rows, cols] fp32, fp16, or bf16 as int16
+    data_ptr,  # [rows, cols] E4M3 as uint8, or int8
+    scale_ptr,  # [rows] fp32
+    cols,
+    BF16: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ONCE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Quantize one row of a matrix."""
+    row = tl.program_id(0).to(tl.int64)
+    w_ptr += row * cols
+    data_ptr += row * cols
+    quantize_row(w_ptr, data_ptr, scale_ptr + row, cols, BF16, ELEMENT, ALIGNED, NATIVE, ONCE, TILE)
+
+
+def shape_of_launch(cols: int, aligned: bool, size: int) -> dict[str, int | bool]:
+    """Return how many warps take a row of `cols` elements of `size` bytes, and in what shape."""
+    tile = max(4, (1 << (min(cols, HELD) - 1).bit_length()) // 8) if cols <= HELD else 1024
+    # 128 bytes to a thread: loads in flight count for more than threads. Rows that are not aligned
+    # are read element by element, which takes more registers.
+    warps = max(1, tile * size // (512 if aligned else 256))
+    return {
+        "ALIGNED": aligned,
+        "ONCE": cols <= HELD,
+        "TILE": tile,
+        "num_warps": min(16, warps),
+        "enable_fp_fusion": False,
+    }
+
+
 def launch(w: Tensor, element: Format) -> tuple[Tensor, Tensor]:
     """Quantize the rows of `w` to E4M3 or INT8; return data `[*, R, C]` and scale `[*, R, 1]`."""
     cols = w.shape[-1]
     dtype = torch.float8_e4m3fn if element is E4M3 else torch.int8
     data = torch.empty(w.shape, dtype=dtype, device=w.device)
     scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32, device=w.device)
-    tile = max(4, (1 << (min(cols, HELD) - 1).bit_length()) // 8) if cols <= HELD else 1024
-    # 128 bytes to a thread: loads in flight count for more than threads. Rows that are not aligned
-    # are read element by element, which takes more registers.
-    warps = max(1, tile * w.element_size() // (512 if cols % 16 == 0 else 256))
     with torch.cuda.device_of(w):
         _row_kernel[(scale.numel(),)](
             loadable(w),
@@ -96,11 +124,7 @@ def launch(w: Tensor, element: Format) -> tuple[Tensor, Tensor]:
             cols,
             BF16=w.dtype == torch.bfloat16,
             ELEMENT=element.name,
-            ALIGNED=cols % 16 == 0,
             NATIVE=converts_fp8(w),
-            ONCE=cols <= HELD,
-            TILE=tile,
-            num_warps=min(16, warps),
-            enable_fp_fusion=False,
+            **shape_of_launch(cols, cols % 16 == 0, w.element_size()),
         )
     return data, scale

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lowbit_kernels import amax, error_figures, fp8, fp8_block, integer, mx, nvfp4
+from lowbit_kernels import amax, error_figures, fp8, fp8_block, grouped, integer, mx, nvfp4
 from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT8
 from lowbit_kernels.jit import references, use_kernel
 from tests.kernels.samples import DTYPES, difference, weights
@@ -198,7 +198,33 @@ def error_sums(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
                 )
 
 
+def groups(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    samples = {name: w.to(device) for name, w in weights(dtype).items()}
+    few = ("wide", "huge", "subnormal", "zeros", "nan", "inf")
+    group = [samples[name] for name in (few if dtype == torch.bfloat16 else few[:3])]
+    group.append(torch.stack([samples["wide"], samples["gauss"], samples["ties"]]))
+    group.append(weights(dtype, 40, 128)["wide"].to(device))
+    group.append(samples["wide"].repeat(16, 1).t())
+    given = [torch.full(w.shape[:-2], 0.1 / (i + 1), device=device) for i, w in enumerate(group)]
+    ragged = [weights(dtype, 5, cols)["wide"].to(device) for cols in (13, 96, 9)]
+    ragged.append(ragged[0].repeat(3, 1, 1))
+
+    def call(ops, ws, shared=None, rule="amax"):
+        parts = grouped.quantize(ops, ws, shared, rule)
+        return tuple(part for one in parts for part in one.values())
+
+    for name in ("nvfp4", "fp8_tensor", "fp8_channel", "mxfp8", "mxfp4"):
+        ops = PARTS[name][0]
+        yield name, lambda ops=ops: call(ops, group)
+        if name in ("nvfp4", "fp8_tensor"):
+            yield f"{name} given", lambda ops=ops: call(ops, group, given)
+        if name in ("fp8_tensor", "fp8_channel"):
+            yield f"{name} ragged", lambda ops=ops: call(ops, ragged)
+    yield "mxfp8 even", lambda: call(mx.MXFP8, group, None, "even")
+
+
 FAMILIES = (
+    groups,
     error_sums,
     nvfp4_search,
     fp8_block_both,

@@ -111,5 +111,6 @@ if __name__ == "__main__":
         for arch in (80, 90, 100, 120):
             for row in _compile_all(arch):
                 usage = " ".join(f"{key.lower()} {n:3}" for key, n in row["usage"].items())
-                source = row["types"].get("w_ptr", row["types"].get("out_ptr"))
+                types = row["types"]
+                source = types.get("w_ptr", types.get("out_ptr", "table"))
                 print(f"sm_{arch:<3} {row['kernel']:32} {source:6} {usage}", row["constants"])

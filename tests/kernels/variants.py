@@ -28,6 +28,7 @@ def variants(arch: int) -> Iterator[Variant]:
         yield from _mx(w, out, name, bf16, arch >= FP8_CONVERSION)
         yield from _nvfp4(w, out, name, bf16)
         yield from _error(w, name, bf16)
+        yield from _grouped(name, bf16, arch)
         if name != "fp32" and arch >= HOPPER:
             yield from _pairs(bf16)
 
@@ -107,6 +108,37 @@ def _error(w: dict, name: str, bf16: bool) -> Iterator[Variant]:
         types = w | {"data_ptr": data, "scale_ptr": scale} | end
         constants = fixed | {"ELEMENT": element, "LAST": last, "SHARED": shared}
         yield Variant("error_figures", "_figures_kernel", types, constants | {"DATA_BF16": False})
+
+
+def _grouped(name: str, bf16: bool, arch: int) -> Iterator[Variant]:
+    table = {"table_ptr": "*i64", "map_ptr": "*i64"}
+    word = {"bf16": "INT16", "fp16": "FP16", "fp32": "FP32"}[name]
+    fixed, native = {"BF16": bf16, "WORD": word}, {"NATIVE": arch >= FP8_CONVERSION}
+    yield Variant(
+        "grouped",
+        "_amax_kernel",
+        table | {"out_ptr": "*i32"},
+        fixed | {"TILE": 4096, "LOOPS": 4},
+    )
+    bits = table | {"bits_ptr": "*i32"}
+    types = bits | {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
+    for given in (False, True) if name == "bf16" else (False,):
+        chosen = {"GIVEN": given, "FEW": 64}
+        yield Variant(
+            "grouped", "_nvfp4_kernel", types, fixed | chosen | {"PAIRS": False, "TILE": 128}
+        )
+        if arch >= HOPPER and name != "fp32":
+            pairs = {"BF16": bf16, "WORD": "INT32", "PAIRS": True, "TILE": 256}
+            yield Variant("grouped", "_nvfp4_kernel", types, chosen | pairs, 2)
+        cast = fixed | native | {"GIVEN": given, "TILE": 256, "ALIGNED": not given}
+        data = {"data_ptr": "*u8", "scale_ptr": "*fp32"}
+        yield Variant("grouped", "_fp8_kernel", bits | data, cast)
+    row = fixed | native | {"ALIGNED": True, "ONCE": True, "TILE": 512}
+    yield Variant("grouped", "_channel_kernel", table | data, row, 4 if name == "fp32" else 2)
+    for element, stored in (("E4M3", "*u8"), ("E2M1", "*i32")):
+        constants = fixed | native | {"ELEMENT": element, "RULE": "amax", "TILE": 32}
+        types = table | {"data_ptr": stored, "scale_ptr": "*u8"}
+        yield Variant("grouped", "_mx_kernel", types, constants, 2)
 
 
 def _pairs(bf16: bool) -> Iterator[Variant]:
