@@ -30,6 +30,8 @@ from lowbitcli.verify.rows import Rows, UnreadableError
 # Called with bytes done, bytes in all, and the name of what is being worked on.
 Progress = Callable[[int, int, str], None]
 NO_SOURCE = "no source was named"
+# ModelOpt 0.47 divides by a scalar, which leaves the quotient in the weight's dtype.
+DIVIDED_IN_BF16 = (("modelopt", "fp8_tensor"),)
 HOW_NEAR = {None: "exactly", FP32_WRITER: "to 2^-21", BF16_WRITER: "to 2^-7"}
 
 
@@ -209,7 +211,7 @@ class _Run:
         theirs = Rows(source, other, self.device, tested=False)
         try:
             if weight.scheme is not None:
-                widening = self._widening(ours)
+                widening = self._widening(ours, other.dtype)
                 self.widenings[widening] += 1
                 row, problems = compare.quantized(ours, theirs, widening)
             else:
@@ -219,8 +221,10 @@ class _Run:
         self.rows[weight.name] = row
         return problems
 
-    def _widening(self, ours: Rows) -> float | None:
+    def _widening(self, ours: Rows, dtype: str) -> float | None:
         """Return how far an element may lie outside; None where its code is known exactly.
+
+        `dtype` is that of the source.
 
         Raises:
             UnreadableError: the scales cannot be read.
@@ -230,7 +234,13 @@ class _Run:
             return self.widening
         if rule is not None and scheme is not None:
             return None if is_exact(scheme, (rule,)) else FP32_WRITER
-        return BF16_WRITER if ours.is_from_bf16 else FP32_WRITER
+        in_bf16 = ours.is_from_bf16 or (
+            self.manifest is None
+            and scheme is not None
+            and (self.ours.container.name, scheme.name) in DIVIDED_IN_BF16
+            and dtype in ("BF16", "F16")
+        )
+        return BF16_WRITER if in_bf16 else FP32_WRITER
 
     def _how_near(self) -> str:
         """Return how many weights were held to their codes how exactly."""

@@ -171,3 +171,23 @@ def test_a_fake_output_of_a_recipe_of_other_kinds_passes(tmp_path):
     assert ("fail", "changed", DOWN + "weight") in told(found), (
         "kept by the recipe: its bytes count"
     )
+
+
+@pytest.mark.parametrize("container", ["modelopt", "compressed-tensors"])
+def test_modelopt_divides_in_the_weight_s_dtype(tmp_path, container):
+    """Its scale is an fp32 scalar, and bf16 divided by a scalar is bf16: a second rounding."""
+    w = weight(64, 64, seed=3)
+    scale = w.float().abs().max() / 448
+    codes = (w / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    source = single(tmp_path / "source", {DOWN + "weight": w})
+    made = api.quantize(source, tmp_path / "made", api.Request(scheme="fp8")).output
+    said = checkpoints.config_of(made)
+    if container == "modelopt":
+        said["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    shape = (1,) if container == "compressed-tensors" else ()
+    tensors = {DOWN + "weight": codes, DOWN + "weight_scale": scale.reshape(shape)}
+    theirs = single(tmp_path / "theirs", tensors, said)
+    found = api.verify(theirs, against=source, device="cpu")
+    assert found.container == container
+    assert found.passed == (container == "modelopt")
+    assert note(found) == ("1 to 2^-7" if container == "modelopt" else "1 to 2^-21")
