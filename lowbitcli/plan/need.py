@@ -2,7 +2,9 @@
 
     memory = what a process with torch holds + elements of the largest job * bytes an element takes
 
-The bytes of an element were measured on the CPU, temporaries of the arithmetic included.
+A job of more than a slice for each thread takes that much and what is held between two passes, and
+nothing takes more than the cap. The bytes of an element were measured on the CPU, temporaries of
+the arithmetic included.
 """
 
 import os
@@ -11,18 +13,24 @@ from pathlib import Path
 from lowbitcli.plan.nouns import Plan
 
 BASE = 300_000_000
+CAP = 2 << 30  # --max-memory where it is not given
+SLICE, BAND = 1 << 19, 128  # elements that a thread works on; at least this many rows
 PER_ELEMENT = {"nvfp4": 34, "mxfp8": 13, "fp8_tensor": 8, "fp8_channel": 8}
 MOST_PER_ELEMENT = max(PER_ELEMENT.values())  # of a scheme that was not measured
 
 
 def memory(plan: Plan) -> int:
     """Return about how many bytes of memory a run on the CPU takes at its peak."""
-    most = 0
+    most, threads = 0, len(os.sched_getaffinity(0))
     for job in plan.jobs:
         names = [w.target or w.source for w in job.weights if not w.copies]
         cost = max((PER_ELEMENT.get(s.name, MOST_PER_ELEMENT) for s in names if s), default=0)
-        most = max(most, cost * sum(weight.numel for weight in job.weights))
-    return BASE + most
+        numel = sum(weight.numel for weight in job.weights)
+        wide = max((w.shape[-1] for w in job.weights if not w.copies), default=0)
+        cut = threads * max(SLICE, BAND * wide)
+        held = 0 if numel <= cut else job.bytes_in
+        most = max(most, cost * min(numel, cut) + held)
+    return min(CAP, BASE + most)
 
 
 def disk_free(path: Path) -> int | None:

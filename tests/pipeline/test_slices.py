@@ -9,11 +9,12 @@ import sys
 import pytest
 import torch
 
-from lowbitcli.api import Request, dequantize, quantize
+from lowbitcli.api import Request, dequantize, plan_quantize, quantize
 from lowbitcli.errors import NonFiniteError, UsageError
 from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.memory import Budget
 from lowbitcli.pipeline.slices import UNIT_ELEMENTS, slices, unit_rows
+from lowbitcli.plan import need
 from lowbitcli.plan.nouns import Weight
 from lowbitcli.schemes import BY_NAME, SCHEMES
 from tests import checkpoints
@@ -183,6 +184,17 @@ def test_memory_does_not_grow_with_the_weight(tmp_path, scheme):
     assert max(first, second) < cap
     held = 128 << 20  # the large one may be held between its two passes
     assert second < first + (held if scheme == "fp8" else 0) + (96 << 20)
+
+
+def test_the_plan_says_so(tmp_path):
+    """A weight of many slices needs what threads work on and what is held, up to the cap."""
+    needed = []
+    for rows in (64, 1 << 14, 1 << 22):
+        path = zeros(tmp_path / f"{rows}.safetensors", rows, 4096)
+        needed.append(need.memory(plan_quantize(path, None, Request(scheme="nvfp4"))))
+    assert needed[0] == need.BASE + 34 * 64 * 4096
+    assert needed[0] < needed[1] < needed[2] == need.CAP == memory.DEFAULT
+    assert needed[1] < need.BASE + 34 * (1 << 14) * 4096
 
 
 @pytest.mark.slow
