@@ -14,6 +14,7 @@ looked for. NaN comes out as 0x7FC00000.
 import torch
 from torch import Tensor
 
+from lowbit_kernels import cpu
 from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.rounding import magnitude_bits, widen
 
@@ -86,7 +87,9 @@ def _launch_matrix(w: Tensor) -> Tensor:
 def matrix(w: Tensor) -> Tensor:
     """Return fp32 `[*]`: the largest magnitude of each matrix of `w`."""
     check_weight(w)
-    return _launch_matrix(w) if use_kernel(w) else _largest(w.contiguous().flatten(-2))
+    if use_kernel(w):
+        return _launch_matrix(w)
+    return cpu.largest(w) if cpu.takes(w) else _largest(w.contiguous().flatten(-2))
 
 
 def rows(w: Tensor) -> Tensor:

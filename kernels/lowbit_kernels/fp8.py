@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import rounding, rows
+from lowbit_kernels import cpu, rounding, rows
 from lowbit_kernels.formats import E4M3
 from lowbit_kernels.fp8_block import BLOCK128
 from lowbit_kernels.jit import (
@@ -166,6 +166,8 @@ def quantize_tensor(w: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Ten
         scale = scale_of(amax_of.matrix(w))
     if use_kernel(w):
         return _launch_cast(w, scale), scale
+    if cpu.takes(w):
+        return cpu.cast_fp8(w, scale, _cast_reference), scale
     return _cast_reference(w, scale[..., None, None]), scale
 
 
@@ -179,6 +181,8 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     if use_kernel(w):
         return rows.launch(w, E4M3)
     scale = scale_of(amax_of.rows(w)).unsqueeze(-1)
+    if cpu.takes(w):
+        return cpu.cast_fp8(w, scale, _cast_reference), scale
     return _cast_reference(w, scale), scale
 
 
@@ -186,6 +190,8 @@ def dequantize_tensor(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bf
     """Return `[*, R, C]` in `dtype` of e4m3 `data` and a scale for each matrix."""
     if use_kernel(data):
         return _launch_dequantize(data, scale, dtype)
+    if cpu.takes(data):
+        return cpu.dequantize_shared(data, scale, dtype)
     return (data.float() * scale[..., None, None]).to(dtype)
 
 
@@ -193,6 +199,8 @@ def dequantize_channel(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.b
     """Return `[*, R, C]` in `dtype` of e4m3 `data` and a scale for each row."""
     if use_kernel(data):
         return _launch_dequantize(data, scale, dtype)
+    if cpu.takes(data):
+        return cpu.dequantize_blocks(data, scale, None, "F32", dtype)
     return (data.float() * scale).to(dtype)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import rounding
+from lowbit_kernels import cpu, rounding
 from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
@@ -207,8 +207,14 @@ def quantize(w: Tensor, rule: str = "amax", high: int = BLOCK) -> tuple[Tensor, 
     """
     amax_of.check_weight(w)
     _check(rule, high)
-    run = _launch_quantize if use_kernel(w) else _quantize_reference
-    return run(w, high, rule)
+    if use_kernel(w) or not cpu.takes(w):
+        run = _launch_quantize if use_kernel(w) else _quantize_reference
+        return run(w, high, rule)
+    rows, cols = w.shape[-2:]
+    data = torch.empty(w.shape, dtype=torch.float8_e4m3fn)
+    scale = torch.empty((*w.shape[:-2], -(-rows // high), -(-cols // BLOCK)))
+    cpu.by_rows(lambda part: _quantize_reference(part, high, rule), high, (w,), (data, scale))
+    return data, scale
 
 
 def dequantize(
@@ -216,8 +222,12 @@ def dequantize(
 ) -> Tensor:
     """Return `[*, R, C]` in `dtype` of e4m3 `data` and scales for blocks of `high` x 128."""
     _check("amax", high)
-    run = _launch_dequantize if use_kernel(data) else _dequantize_reference
-    return run(data, scale, high, dtype)
+    if use_kernel(data) or not cpu.takes(data):
+        run = _launch_dequantize if use_kernel(data) else _dequantize_reference
+        return run(data, scale, high, dtype)
+    out = torch.empty(data.shape, dtype=dtype)
+    cpu.by_rows(lambda d, s: _dequantize_reference(d, s, high, dtype), high, (data, scale), (out,))
+    return out
 
 
 def _check(rule: str, high: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import rows
+from lowbit_kernels import cpu, rows
 from lowbit_kernels.formats import INT8
 from lowbit_kernels.jit import OPTIONS, jit, tl, use_kernel
 from lowbit_kernels.ops import Ops
@@ -80,13 +80,22 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     Raises ValueError for a dtype or shape that is no weight.
     """
     amax_of.check_weight(w)
-    return rows.launch(w, INT8) if use_kernel(w) else _quantize_reference(w)
+    if use_kernel(w):
+        return rows.launch(w, INT8)
+    if not cpu.takes(w):
+        return _quantize_reference(w)
+    scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32)
+    data = torch.empty(w.shape, dtype=torch.int8)
+    cpu.by_rows(_quantize_reference, 1, (w,), (data, scale))
+    return data, scale
 
 
 def dequantize_channel(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return `[*, R, C]` in `dtype` of int8 `data` and a scale for each row."""
     if use_kernel(data):
         return _launch_dequantize(data, scale, dtype)
+    if cpu.takes(data):
+        return cpu.dequantize_blocks(data, scale, None, "F32", dtype)
     return (data.float() * scale).to(dtype)
 
 

@@ -80,6 +80,11 @@ def references() -> Iterator[None]:
         _REFERENCES.reset(token)
 
 
+def only_references() -> bool:
+    """Say whether this is within `references()`."""
+    return _REFERENCES.get()
+
+
 @functools.cache
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
@@ -112,6 +117,7 @@ __all__ = [
     "converts_fp8",
     "jit",
     "loadable",
+    "only_references",
     "references",
     "static_range",
     "tl",

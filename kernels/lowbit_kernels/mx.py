@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import fp4_pairs, rounding
+from lowbit_kernels import cpu, fp4_pairs, rounding
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
 from lowbit_kernels.jit import (
     OPTIONS,
@@ -350,6 +350,8 @@ def quantize(w: Tensor, element: Format, rule: str = "amax") -> tuple[Tensor, Te
     """
     amax_of.check_weight(w, BLOCK)
     _check_rule(rule)
+    if cpu.takes(w) and not use_kernel(w):
+        return cpu.quantize_mx(w, element, rule, _quantize_reference, TORCH[element.name])
     run = _launch_quantize if use_kernel(w) else _quantize_reference
     return run(w, element, rule)
 
@@ -366,6 +368,8 @@ def quantize_mxfp4(w: Tensor, rule: str = "amax") -> tuple[Tensor, Tensor]:
 
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return `[*, R, C]` in `dtype`; the dtype of `data` says whether it is E4M3, E5M2 or E2M1."""
+    if cpu.takes(data) and not use_kernel(data):
+        return cpu.dequantize_blocks(data, scale, None, "E8M0", dtype)
     run = _launch_dequantize if use_kernel(data) else _dequantize_reference
     return run(data, scale, dtype)
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import fp4_pairs, nvfp4_search, nvfp4_te, rounding
+from lowbit_kernels import cpu, fp4_pairs, nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.nvfp4_search import best_codes
@@ -104,6 +104,15 @@ def _dequantize_reference(
     values = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
     element = values[rounding.unpack(packed).int()].unflatten(-1, (scale.shape[-1], BLOCK))
     return (element * step.unsqueeze(-1)).to(dtype).flatten(-2)
+
+
+def _quantize_here(
+    w: Tensor, global_scale: Tensor, radius: int | None, h: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Quantize on the CPU slice by slice, elsewhere by the reference."""
+    if not cpu.takes(w):
+        return _quantize_reference(w, global_scale, radius, h)
+    return cpu.quantize_nvfp4(w, global_scale, _quantize_reference, radius, h)
 
 
 @jit
@@ -318,7 +327,7 @@ def quantize(
         return _quantize_in_other_order(w, global_scale, rule)
     if global_scale is None:
         global_scale = global_scale_of(amax_of.matrix(w))
-    run = _launch_quantize if use_kernel(w) else _quantize_reference
+    run = _launch_quantize if use_kernel(w) else _quantize_here
     h = None if importance is None else nvfp4_search.column_weights(importance)
     packed, scale = run(w, global_scale, _radius(rule, h is not None), h)
     return packed, scale, global_scale
@@ -351,6 +360,8 @@ def dequantize(
     packed: Tensor, scale: Tensor, global_scale: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     """Return `[*, R, C]` in `dtype` of NVFP4 parts; fl(scale * global_scale) comes first."""
+    if cpu.takes(packed) and not use_kernel(packed):
+        return cpu.dequantize_blocks(packed, scale, global_scale, "E4M3", dtype)
     run = _launch_dequantize if use_kernel(packed) else _dequantize_reference
     return run(packed, scale, global_scale, dtype)
 
