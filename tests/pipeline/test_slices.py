@@ -205,6 +205,14 @@ def test_8_gb_within_1_gib(tmp_path, scheme):
     assert most < memory.LEAST
 
 
+def test_the_peak_is_this_programs_own_and_not_that_of_who_started_it():
+    held = torch.ones(100 << 20, dtype=torch.uint8)
+    code = "from lowbitcli.pipeline.memory import peak, resident; print(peak() - resident())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert memory.peak() >= memory.resident() > held.numel()
+    assert 0 <= int(done.stdout) < 64 << 20
+
+
 def test_less_than_the_least_is_refused(tmp_path, source):
     with pytest.raises(UsageError, match="too few"):
         quantize(source, tmp_path / "out", device="cpu", max_memory=memory.LEAST - 1)
