@@ -152,7 +152,35 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
     metadata = {"format": "pt"}
     if config is None:
         return Declared(None, metadata)
-    return Declared(ct_config.write(declarations, config), metadata)
+    said = ct_config.write(declarations, config)
+    return Declared(said, metadata, notes=notes(declarations))
+
+
+def notes(declarations: Sequence[Declaration]) -> tuple[str, ...]:
+    """Return what reading programs were seen to make of this; see docs/formats.md."""
+    told = []
+    quantized = [item for item in declarations if item.scheme is not None]
+    schemes = {d.scheme.name for d in quantized if d.scheme is not None and ".experts." in d.name}
+    if "nvfp4" in schemes:
+        told.append(
+            "transformers 5.24 leaves out the global scale of experts in nvfp4, and says nothing: "
+            "for it choose another scheme, vLLM and SGLang read them right"
+        )
+    if refused := schemes & {"fp8_block128", "mxfp8"}:
+        told.append(f"transformers 5.24 does not load experts in {', '.join(sorted(refused))}")
+    return (*told, *deep_gemm(quantized))
+
+
+def deep_gemm(quantized: Sequence[Declaration]) -> tuple[str, ...]:
+    """Return that vLLM rounds block scales which are no powers of two, where there are such."""
+    if all(
+        d.scheme is None or d.scheme.name != "fp8_block128" or d.rule != "amax" for d in quantized
+    ):
+        return ()
+    return (
+        "vLLM 0.33 rounds the scales of fp8_block128 to powers of two where it uses DeepGEMM, and "
+        "requantizes: `scale: ue8m0` in a recipe writes scales that it takes as they are",
+    )
 
 
 COMPRESSED_TENSORS = Container(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lowbitcli.containers import ct_config, suffixes
+from lowbitcli.containers.compressed_tensors import deep_gemm
 from lowbitcli.containers.container import (
     Container,
     Declaration,
@@ -163,7 +164,7 @@ def notes(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> tup
             f"{ragged} matrices have rows or columns that are no multiple of 128: transformers 5 "
             "reads their scales wrong, and vLLM refuses them where it merges matrices"
         )
-    return tuple(told)
+    return (*told, *deep_gemm(declarations))
 
 
 def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | None) -> Declared:

@@ -160,8 +160,31 @@ def test_deepseek_s_readers_and_ragged_blocks(tmp_path):
     config = {**CONFIG, "architectures": ["Qwen3ForCausalLM"]}
     more = {"model.x_proj.weight": weight(192, 128)}
     _, done = written(tmp_path, "fp8_block128", "deepseek", config=config, **more)
-    assert len(done.plan.notes) == 1
-    assert done.plan.notes[0].startswith("1 matrices have rows or columns that are no multiple")
+    notes = [note for note in done.plan.notes if "no multiple of 128" in note]
+    assert len(notes) == 1 and notes[0].startswith("1 matrices have rows or columns")
+
+
+def test_notes_on_readers_say_what_was_seen_and_no_more(tmp_path):
+    """Decision by decision: which words stand in which plan."""
+    experts = {"model.layers.0.mlp.experts.0.down_proj.weight": weight(128, 128)}
+    seen = {
+        ("nvfp4", "compressed-tensors", None, True): ["global scale of experts"],
+        ("mxfp8", "compressed-tensors", None, True): ["does not load experts in mxfp8"],
+        ("mxfp4", "compressed-tensors", None, True): [],
+        ("nvfp4", "compressed-tensors", None, False): [],
+        ("fp8_block128", "compressed-tensors", "amax", False): ["DeepGEMM"],
+        ("fp8_block128", "compressed-tensors", "ue8m0", False): [],
+        ("fp8_block128", "deepseek", "ue8m0", False): ["SGLang"],
+        ("fp8_block128", "deepseek", "amax", False): ["SGLang", "DeepGEMM"],
+    }
+    for number, ((scheme, container, rule, moe), words) in enumerate(seen.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, done = written(folder, scheme, container, rule, **(experts if moe else {}))
+        known = ("experts", "DeepGEMM", "SGLang 0.5")
+        notes = [note for note in done.plan.notes if any(word in note for word in known)]
+        assert len(notes) == len(words), notes
+        assert all(word in note for word, note in zip(words, notes, strict=True))
 
 
 def test_native_mxfp8(tmp_path):
