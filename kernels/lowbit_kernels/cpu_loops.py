@@ -149,16 +149,31 @@ def _nvfp4_scales(tops, g, decoded, scale, steps):
 
 
 @_jit
-def _nvfp4_codes(x, steps, codes):
-    """Write E2M1 codes of fp32 patterns `x`, whatever they and the steps are."""
-    for b in range(steps.shape[0]):
-        step = steps[b]
-        mask = int32(0) if step == float32(0.0) else int32(7)
-        block, into = x[16 * b : 16 * b + 16], codes[16 * b : 16 * b + 16]
-        for i in range(16):
-            value = _float(block[i])
-            sign = int32(8) if value < float32(0.0) else int32(0)
-            into[i] = uint8(int32(_e2m1(float32(value / step)) & mask) | sign)
+def _spread(steps, width, wide):
+    """Write each step `width` times."""
+    if width == 16:
+        for b in range(steps.shape[0]):
+            step, block = steps[b], wide[16 * b : 16 * b + 16]
+            for i in range(16):
+                block[i] = step
+    elif width == 32:
+        for b in range(steps.shape[0]):
+            step, block = steps[b], wide[32 * b : 32 * b + 32]
+            for i in range(32):
+                block[i] = step
+    else:
+        for b in range(steps.shape[0]):
+            wide[b * width : (b + 1) * width] = steps[b]
+
+
+@_jit
+def _nvfp4_codes(w, shift, steps, codes):
+    """Write E2M1 codes of `w` with a step each, whatever these are."""
+    for i in range(w.shape[0]):
+        value = _float(int32(int32(w[i]) << shift))
+        mask = int32(0) if steps[i] == float32(0.0) else int32(7)
+        sign = int32(8) if value < float32(0.0) else int32(0)
+        codes[i] = uint8(int32(_e2m1(float32(value / steps[i])) & mask) | sign)
 
 
 @_jit
@@ -219,7 +234,7 @@ def _tops(w, mask, shift, halves, tops):
 @_jit
 def _nvfp4(w, mask, shift, g, decoded, packed, scale, scratch):
     """Quantize blocks `w [n * 16]`; shift is 16 for bf16 and 0 for fp32."""
-    halves, tops, steps, bounds, x, codes, pairs = scratch
+    halves, tops, steps, bounds, wide, codes, pairs = scratch
     ordinary = shift == int32(16) and g > float32(2.0**-80) and g < float32(2.0**100)
     for start in range(0, w.shape[0], STRIP):
         strip = w[start : start + STRIP]
@@ -233,8 +248,8 @@ def _nvfp4(w, mask, shift, g, decoded, packed, scale, scratch):
             _nvfp4_bounds(steps[:blocks], bounds[:, :blocks])
             _nvfp4_count(strip, bounds[:, :blocks], codes)
         else:
-            _widen(strip, shift, x)
-            _nvfp4_codes(x, steps[:blocks], codes)
+            _spread(steps[:blocks], 16, wide)
+            _nvfp4_codes(strip, shift, wide, codes)
         _pack(pairs, packed[start // 2 : start // 2 + n // 2])
 
 
@@ -355,22 +370,6 @@ def _decode_e2m1(code):
     bits = int32(int32(a << int32(22)) + int32(126 << 23))
     bits = int32(a * int32(0x3F000000)) if a < int32(2) else bits
     return _float(int32(bits | int32(int32(code & int32(8)) << int32(28))))
-
-
-@_jit
-def _spread(steps, width, wide):
-    """Write each step `width` times."""
-    if width == 16:
-        for b in range(steps.shape[0]):
-            for i in range(16):
-                wide[16 * b + i] = steps[b]
-    elif width == 32:
-        for b in range(steps.shape[0]):
-            for i in range(32):
-                wide[32 * b + i] = steps[b]
-    else:
-        for b in range(steps.shape[0]):
-            wide[b * width : (b + 1) * width] = steps[b]
 
 
 @_jit

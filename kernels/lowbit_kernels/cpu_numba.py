@@ -55,7 +55,7 @@ def _scratch(dtype: torch.dtype) -> tuple[Any, ...]:
         empty(blocks, torch.int32),
         empty(blocks, torch.float32),
         torch.empty((7, blocks), dtype=torch.uint16).numpy(),
-        empty(STRIP, torch.int32),
+        empty(STRIP, torch.float32),
         codes.numpy(),
         codes.view(torch.uint16).numpy(),
     )
