@@ -29,6 +29,7 @@ from typing import Any
 import xxhash
 
 from lowbitcli.checkpoint.header import Header
+from lowbitcli.checkpoint.made import Made, made_from
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.tensors import safe
@@ -63,20 +64,6 @@ class FileProof:
     digest: str
     tensors: Mapping[str, str]
     header: str = ""
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a run made of its weights: `rounded` is name -> rule of the scales, of those whose codes
-    the run itself computed, `kept` is name -> reason, of those that it left as they were. A weight
-    in neither only changed how it is stored."""
-
-    rounded: Mapping[str, str] = field(default_factory=dict)
-    kept: Mapping[str, str] = field(default_factory=dict)
-
-    def document(self) -> dict[str, dict[str, list[str]]]:
-        """Return it as a JSON document: rule or reason -> names, in order."""
-        return {"kept": _grouped(self.kept), "rounded": _grouped(self.rounded)}
 
 
 @dataclass(frozen=True)
@@ -225,7 +212,7 @@ def read(document: Mapping[str, Any], where: str) -> Manifest:
     ):
         raise CheckpointError(f"{where}: not a manifest")
     proofs = {file: _proof(x, file, where) for file, x in files.items()}
-    return Manifest(proofs, recipe, *texts, _made(document.get("made"), where))
+    return Manifest(proofs, recipe, *texts, made=made_from(document.get("made"), where))
 
 
 def check(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Difference]:
@@ -302,7 +289,9 @@ def _from_header(header: Header, file: str, where: str) -> Manifest:
     recipe = _object(found, RECIPE, where) or {}
     proof = FileProof(found[DIGEST], tensors, found[HEADER])
     texts = [found.get(key, "") for key in (VERSION, PLAN, SOURCE)]
-    return Manifest({file: proof}, recipe, *texts, _made(_object(found, MADE, where), where))
+    return Manifest(
+        {file: proof}, recipe, *texts, made=made_from(_object(found, MADE, where), where)
+    )
 
 
 def _object(metadata: Mapping[str, str], key: str, where: str) -> dict[str, Any] | None:
@@ -316,29 +305,6 @@ def _object(metadata: Mapping[str, str], key: str, where: str) -> dict[str, Any]
     if not isinstance(found, dict):
         raise CheckpointError(f"{where}: {key} is not an object")
     return found
-
-
-def _made(document: Any, where: str) -> Made | None:
-    """Return what `Made.document` told, None where nothing was told."""
-    if document is None:
-        return None
-    found = []
-    for key in ("rounded", "kept"):
-        groups = document.get(key) if isinstance(document, dict) else None
-        if not isinstance(groups, dict) or not all(isinstance(x, list) for x in groups.values()):
-            raise CheckpointError(f"{where}: it does not say what became of the weights")
-        names = {name: group for group, listed in groups.items() for name in listed}
-        if not all(isinstance(name, str) for name in names):
-            raise CheckpointError(f"{where}: a name of a weight is no text")
-        found.append(names)
-    return Made(*found)
-
-
-def _grouped(said: Mapping[str, str]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name in sorted(said):
-        groups.setdefault(said[name], []).append(name)
-    return groups
 
 
 def _unsealed(header: Header) -> bytes:

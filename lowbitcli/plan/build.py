@@ -9,6 +9,7 @@ from typing import Any
 from lowbitcli import __version__
 from lowbitcli.checkpoint import manifest, shard_index
 from lowbitcli.checkpoint.header import lay_out
+from lowbitcli.checkpoint.made import Made
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers import Container
 from lowbitcli.containers import container as container_of
@@ -244,7 +245,7 @@ def _without_tensors(specs: Mapping[str, Sequence[TensorSpec]]) -> list[str]:
 def _files(
     specs: Mapping[str, Sequence[TensorSpec]],
     metadata: Mapping[str, Mapping[str, str]],
-    proof: tuple[Mapping[str, Any], str, manifest.Made] | None,
+    proof: tuple[Mapping[str, Any], str, Made] | None,
 ) -> tuple[OutputFile, ...]:
     """Lay out the output files; the header of a single file also has room for its `proof`."""
     files = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint.header import Entry
-from lowbitcli.checkpoint.manifest import Made
+from lowbitcli.checkpoint.made import Made
 from lowbitcli.containers.container import Stored
 from lowbitcli.containers.layouts import Layout
 from lowbitcli.schemes import Scheme

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from lowbitcli import __version__
-from lowbitcli.checkpoint.manifest import Made, Manifest
+from lowbitcli.checkpoint.made import Made
+from lowbitcli.checkpoint.manifest import Manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
