@@ -4,6 +4,7 @@
 #   make test   the tests; ARGS="-k nvfp4" picks some
 #   make test-consumers   compressed-tensors and transformers over what we write
 #   make faults  every fault of the fault tests, instead of every third; says how many happened
+#   make aot    compile the kernels for sm_80, 90, 100 and 120 without a GPU; print registers and spills
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
 #
@@ -55,6 +56,9 @@ test-consumers: $(INSTALLED)
 
 faults: $(INSTALLED)
 	FAULTS=all $(BIN)/python -m pytest -s tests/faults $(ARGS)
+
+aot: $(INSTALLED)
+	@LOWBIT_TRITON=1 $(BIN)/python -m tests.kernels.test_compile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

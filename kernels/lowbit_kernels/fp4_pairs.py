@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels.jit import OPTIONS, capability, jit, tl
+from lowbit_kernels.layout import store_scales
 from lowbit_kernels.mx_scales import scale_codes
-from lowbit_kernels.rounding import fp8_bytes, reciprocal_e8m0
+from lowbit_kernels.rounding import fp8_bytes, reciprocal_e8m0, swap_nibbles
 
 # Written once for bf16, once for fp16.
 _LARGER = "max.NaN.xorsign.abs.{0}x2 $0, $1, $2;"
@@ -153,13 +154,27 @@ def _amax(low, high, BF16: tl.constexpr):
 
 @jit
 def _store_block(
-    low, high, quotient, g, packed_ptr, scale_ptr, mask, BF16: tl.constexpr, HOW: tl.constexpr
+    low,
+    high,
+    quotient,
+    g,
+    packed_ptr,
+    scale_ptr,
+    first,
+    index,
+    mask,
+    rows,
+    across,
+    BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
+    HOW: tl.constexpr,
 ):
     """Store the scale and the codes of blocks, whose amax over six global scales is `quotient`."""
     quotient = tl.where(quotient == 0, 1.0, quotient)
     quotient = tl.where(quotient < 2.0**-9, 2.0**-9, quotient)
     code = fp8_bytes(quotient, "E4M3", True)
-    tl.store(scale_ptr, code, mask=mask)
+    store_scales(scale_ptr, code, first, index, mask, rows, across, SWIZZLED)
     step = tl.inline_asm_elementwise(_DECODE_E4M3, "=r,r", [code.to(tl.int32)], tl.float32, True, 1)
     step = (step * g)[:, None]
     if HOW == "TWO":
@@ -171,16 +186,31 @@ def _store_block(
         rest = r
     low_word = _word(low, r, rest, BF16, HOW)
     high_word = _word(high, r, rest, BF16, HOW)
+    if HIGH:
+        low_word, high_word = swap_nibbles(low_word), swap_nibbles(high_word)
     packed = (low_word.to(tl.int64) & 0xFFFFFFFF) | (high_word.to(tl.int64) << 32)
-    tl.store(packed_ptr, packed, mask=mask)
+    tl.store(packed_ptr + index, packed, mask=mask)
 
 
 @jit
 def quantize_pairs(
-    w_ptr, packed_ptr, scale_ptr, g, left, BF16: tl.constexpr, TILE: tl.constexpr, FEW: tl.constexpr
+    w_ptr,
+    packed_ptr,
+    scale_ptr,
+    g,
+    left,
+    first,
+    rows,
+    across,
+    BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
+    TILE: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     """Quantize TILE blocks, of which `left` are there, a block to a thread at a time; where numbers
-    are extreme, FEW at once.
+    are extreme, FEW at once. Pointers are those of the first block, but for scales: it is `first`
+    of the stack.
     """
     index = tl.arange(0, TILE)
     mask = index < left
@@ -195,7 +225,21 @@ def quantize_pairs(
         fixed = tl.fma(tl.fma(-quotient, six, amax), sixth, quotient)
         quotient = tl.where(quotient < float("inf"), fixed, quotient)
         _store_block(
-            low, high, quotient, g, packed_ptr + index, scale_ptr + index, mask, BF16, "TWO"
+            low,
+            high,
+            quotient,
+            g,
+            packed_ptr,
+            scale_ptr,
+            first,
+            index,
+            mask,
+            rows,
+            across,
+            BF16,
+            SWIZZLED,
+            HIGH,
+            "TWO",
         )
     else:
         for begin in range(0, TILE, FEW):
@@ -207,7 +251,21 @@ def quantize_pairs(
             tops = _amax(lower, upper, BF16)
             ratio = tl.math.div_rn(tops, tl.full([FEW], 1.0, tl.float32) * six)
             _store_block(
-                lower, upper, ratio, g, packed_ptr + few, scale_ptr + few, there, BF16, "WIDE"
+                lower,
+                upper,
+                ratio,
+                g,
+                packed_ptr,
+                scale_ptr,
+                first,
+                few,
+                there,
+                rows,
+                across,
+                BF16,
+                SWIZZLED,
+                HIGH,
+                "WIDE",
             )
 
 
@@ -219,7 +277,11 @@ def _nvfp4_pairs_kernel(
     global_scale_ptr,  # [matrices] fp32
     blocks,
     programs,
+    rows,
+    across,  # blocks of a row
     BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
     TILE: tl.constexpr,
     FEW: tl.constexpr,
 ):
@@ -229,7 +291,19 @@ def _nvfp4_pairs_kernel(
     first = matrix * blocks + start
     g = tl.load(global_scale_ptr + matrix)
     quantize_pairs(
-        w_ptr + first * 8, packed_ptr + first, scale_ptr + first, g, blocks - start, BF16, TILE, FEW
+        w_ptr + first * 8,
+        packed_ptr + first,
+        scale_ptr,
+        g,
+        blocks - start,
+        first,
+        rows,
+        across,
+        BF16,
+        SWIZZLED,
+        HIGH,
+        TILE,
+        FEW,
     )
 
 
@@ -239,7 +313,11 @@ def _mxfp4_pairs_kernel(
     packed_ptr,  # [blocks, 4] int32
     scale_ptr,  # [blocks] E8M0 as uint8
     blocks,
+    rows,
+    across,  # blocks of a row
     BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
     RULE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -252,10 +330,14 @@ def _mxfp4_pairs_kernel(
     top = tl.reshape(_top(words, BF16).to(tl.int32, bitcast=True), [TILE, 4])
     code = scale_codes(tl.max(top, axis=1).to(tl.float32, bitcast=True), "E2M1", RULE)
     index = tl.arange(0, TILE)
-    tl.store(scale_ptr + first + index, code.to(tl.uint8), mask=index < blocks - first)
+    there = index < blocks - first
+    store_scales(scale_ptr, code, first, index, there, rows, across, SWIZZLED)
     unit = tl.broadcast_to(reciprocal_e8m0(code)[:, None], [TILE, 4])
     unit = tl.reshape(unit, [TILE * 4])[:, None]
-    tl.store(packed_ptr + first * 4 + quarter, _word(words, unit, unit, BF16, "EXACT"), mask=mask)
+    word = _word(words, unit, unit, BF16, "EXACT")
+    if HIGH:
+        word = swap_nibbles(word)
+    tl.store(packed_ptr + first * 4 + quarter, word, mask=mask)
 
 
 def takes(w: Tensor) -> bool:
@@ -263,7 +345,9 @@ def takes(w: Tensor) -> bool:
     return w.dtype in (torch.bfloat16, torch.float16) and capability(w) >= (9, 0)
 
 
-def launch_nvfp4(w: Tensor, global_scale: Tensor, packed: Tensor, scale: Tensor) -> None:
+def launch_nvfp4(
+    w: Tensor, global_scale: Tensor, packed: Tensor, scale: Tensor, swizzled: bool, high: bool
+) -> None:
     """Quantize contiguous `w` into `packed` and `scale`, which `nvfp4` made."""
     blocks, tile = w.shape[-2] * w.shape[-1] // 16, 256
     programs = -(-blocks // tile)
@@ -275,22 +359,33 @@ def launch_nvfp4(w: Tensor, global_scale: Tensor, packed: Tensor, scale: Tensor)
             global_scale,
             blocks,
             programs,
+            w.shape[-2],
+            w.shape[-1] // 16,
             BF16=w.dtype == torch.bfloat16,
+            SWIZZLED=swizzled,
+            HIGH=high,
             TILE=tile,
             FEW=64,
             **{**OPTIONS, "num_warps": 2},
         )
 
 
-def launch_mxfp4(w: Tensor, packed: Tensor, scale: Tensor, rule: str) -> None:
+def launch_mxfp4(
+    w: Tensor, packed: Tensor, scale: Tensor, rule: str, swizzled: bool, high: bool
+) -> None:
     """Quantize contiguous `w` into `packed` and `scale`, which `mx` made."""
+    blocks = w.numel() // 32
     with torch.cuda.device_of(w):
-        _mxfp4_pairs_kernel[(-(-scale.numel() // 64),)](
+        _mxfp4_pairs_kernel[(-(-blocks // 64),)](
             w.view(torch.int32),
             packed.view(torch.int32),
             scale,
-            scale.numel(),
+            blocks,
+            w.shape[-2],
+            w.shape[-1] // 32,
             BF16=w.dtype == torch.bfloat16,
+            SWIZZLED=swizzled,
+            HIGH=high,
             RULE=rule,
             TILE=64,
             **{**OPTIONS, "num_warps": 1},

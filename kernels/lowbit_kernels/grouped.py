@@ -120,11 +120,22 @@ def _nvfp4_kernel(
     left = tl.load(row_ptr + 1) - start
     first = tl.load(row_ptr + 3) + start
     packed_ptr += first
-    scale_ptr += first
     address = tl.multiple_of(_address(row_ptr, WORD), 16)
     if PAIRS:
         fp4_pairs.quantize_pairs(
-            address + start * 8, packed_ptr, scale_ptr, g, left, BF16, TILE, FEW
+            address + start * 8,
+            packed_ptr,
+            scale_ptr,
+            g,
+            left,
+            first,
+            1,
+            1,
+            BF16,
+            False,
+            False,
+            TILE,
+            FEW,
         )
     else:
         nvfp4.quantize_tile(
@@ -135,8 +146,12 @@ def _nvfp4_kernel(
             g,
             start,
             left,
+            first,
+            1,
             1,
             BF16,
+            False,
+            False,
             False,
             0,
             0,
@@ -229,9 +244,14 @@ def _mx_kernel(
     mx.quantize_tile(
         address + start * 32,
         data_ptr + first * (4 if ELEMENT == "E2M1" else 32),
-        scale_ptr + first,
+        scale_ptr,
         tl.load(row_ptr + 1) - start,
+        first,
+        1,
+        1,
         BF16,
+        False,
+        False,
         ELEMENT,
         RULE,
         NATIVE,

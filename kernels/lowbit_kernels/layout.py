@@ -11,13 +11,119 @@ multiples of 128 rows and 4 columns, and scale (r, c) lies at byte
 | `unswizzle` | that, and rows, cols | bytes `[*, R, C]` |
 | `swap_nibbles` | packed bytes, low nibble first | high nibble first, and back |
 
-Nothing is rounded. A stack is laid out matrix by matrix.
+`nvfp4.quantize` and `mx.quantize` store both as they go (`layout="128x4"`, `nibbles="high"`), with
+the bytes that these make afterwards. Nothing is rounded. A stack is laid out matrix by matrix.
 Source: cuBLAS, block scaling factors layout; the same in TransformerEngine `common/swizzle`.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from lowbit_kernels.jit import OPTIONS, jit, tl, use_kernel
+
+LAYOUTS, NIBBLES = ("linear", "128x4"), ("low", "high")
+
+
+def _swizzle_reference(codes: Tensor) -> Tensor:
+    """Return bytes `[*, R, C]` swizzled."""
+    rows, cols = codes.shape[-2:]
+    padded = functional.pad(codes, (0, -cols % 4, 0, -rows % 128))
+    tiles = padded.unflatten(-1, (padded.shape[-1] // 4, 4))
+    tiles = tiles.unflatten(-3, (padded.shape[-2] // 128, 4, 32))
+    # [.., row tile, row // 32, row % 32, column tile, column]
+    tiles = tiles.movedim(-2, -4).transpose(-3, -2)
+    return tiles.reshape(padded.shape)
+
+
+def _unswizzle_reference(codes: Tensor, rows: int, cols: int) -> Tensor:
+    """Return bytes `[*, rows, cols]` of swizzled ones."""
+    high, wide = codes.shape[-2:]
+    tiles = codes.reshape(*codes.shape[:-2], high // 128, wide // 4, 32, 4, 4)
+    tiles = tiles.transpose(-3, -2).movedim(-4, -2)
+    return tiles.reshape(codes.shape)[..., :rows, :cols].contiguous()
+
+
+@jit
+def _place(row, col, wide):
+    """Return where the scale (row, col) of a matrix lies; `wide` is how many tiles are in a row."""
+    tile = (row // 128) * wide + col // 4
+    return tile * 512 + (row % 32) * 16 + ((row % 128) // 32) * 4 + col % 4
+
+
+@jit
+def store_scales(scale_ptr, code, first, index, mask, rows, across, SWIZZLED: tl.constexpr):
+    """Store the codes of blocks first + index of a stack of matrices with `rows` rows of `across`
+    blocks each.
+    """
+    if SWIZZLED:
+        # In 32 bits, where a division is cheap: a place of 64 is made of it last.
+        block = first.to(tl.int32) + index
+        row, wide = block // across, (across + 3) // 4
+        matrix = (row // rows).to(tl.int64) * (((rows + 127) // 128) * wide * 512)
+        place = matrix + _place(row % rows, block % across, wide)
+        tl.store(scale_ptr + place, code.to(tl.uint8), mask=mask)
+    else:
+        tl.store(scale_ptr + first + index, code.to(tl.uint8), mask=mask)
+
+
+@jit
+def _swizzle_kernel(
+    linear_ptr,  # [matrices, rows, cols] uint8
+    swizzled_ptr,  # [matrices, tiles down, tiles in a row, 512] uint8
+    rows,
+    cols,
+    down,  # tiles in a column
+    wide,  # and in a row
+    BACK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Move a tile of 128 x 4 scales, into its place or BACK."""
+    tile = tl.program_id(0)
+    matrix = (tile // (down * wide)).to(tl.int64)
+    index = tl.arange(0, TILE)
+    row = (tile // wide) % down * 128 + index // 16 + (index % 16) // 4 * 32
+    col = tile % wide * 4 + index % 4
+    inside = (row < rows) & (col < cols)
+    linear_ptr += matrix * rows * cols + row.to(tl.int64) * cols + col
+    swizzled_ptr += tile.to(tl.int64) * TILE + index
+    if BACK:
+        tl.store(linear_ptr, tl.load(swizzled_ptr), mask=inside)
+    else:
+        tl.store(swizzled_ptr, tl.load(linear_ptr, mask=inside, other=0))
+
+
+def _launch(linear: Tensor, swizzled: Tensor, back: bool) -> None:
+    down, wide = swizzled.shape[-2] // 128, swizzled.shape[-1] // 4
+    tiles = swizzled.numel() // 512
+    with torch.cuda.device_of(linear):
+        _swizzle_kernel[(tiles,)](
+            linear,
+            swizzled,
+            linear.shape[-2],
+            linear.shape[-1],
+            down,
+            wide,
+            BACK=back,
+            TILE=512,
+            **OPTIONS,
+        )
+
+
+def swizzled_shape(rows: int, cols: int) -> tuple[int, int]:
+    """Return the rows and columns of whole tiles that hold `rows` x `cols` scales."""
+    return rows + -rows % 128, cols + -cols % 4
+
+
+def room(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, swizzled: bool
+) -> Tensor:
+    """Return memory for scales of `shape`, linear or swizzled; zero where tiles are padded."""
+    if not swizzled:
+        return torch.empty(shape, dtype=dtype, device=device)
+    whole = swizzled_shape(*shape[-2:])
+    make = torch.empty if whole == tuple(shape[-2:]) else torch.zeros
+    return make((*shape[:-2], *whole), dtype=torch.uint8, device=device).view(dtype)
 
 
 def swizzle(scale: Tensor) -> Tensor:
@@ -26,13 +132,12 @@ def swizzle(scale: Tensor) -> Tensor:
     Raises ValueError for scales that are not one byte each.
     """
     codes = _bytes(scale)
-    rows, cols = codes.shape[-2:]
-    padded = functional.pad(codes, (0, -cols % 4, 0, -rows % 128))
-    tiles = padded.unflatten(-1, (padded.shape[-1] // 4, 4))
-    tiles = tiles.unflatten(-3, (padded.shape[-2] // 128, 4, 32))
-    # [.., row tile, row // 32, row % 32, column tile, column]
-    tiles = tiles.movedim(-2, -4).transpose(-3, -2)
-    return tiles.reshape(padded.shape).view(scale.dtype)
+    if not use_kernel(codes):
+        return _swizzle_reference(codes).view(scale.dtype)
+    shape = (*codes.shape[:-2], *swizzled_shape(*codes.shape[-2:]))
+    out = torch.empty(shape, dtype=torch.uint8, device=codes.device)
+    _launch(codes, out, back=False)
+    return out.view(scale.dtype)
 
 
 def unswizzle(scale: Tensor, rows: int, cols: int) -> Tensor:
@@ -42,18 +147,34 @@ def unswizzle(scale: Tensor, rows: int, cols: int) -> Tensor:
     rows and columns.
     """
     codes = _bytes(scale)
-    high, wide = rows + -rows % 128, cols + -cols % 4
+    high, wide = swizzled_shape(rows, cols)
     if codes.shape[-2:] != (high, wide):
         raise ValueError(f"{list(codes.shape[-2:])} are not the tiles of {rows} x {cols} scales")
-    tiles = codes.reshape(*codes.shape[:-2], high // 128, wide // 4, 32, 4, 4)
-    tiles = tiles.transpose(-3, -2).movedim(-4, -2)
-    linear = tiles.reshape(codes.shape)[..., :rows, :cols]
-    return linear.contiguous().view(scale.dtype)
+    if not use_kernel(codes):
+        return _unswizzle_reference(codes, rows, cols).view(scale.dtype)
+    out = torch.empty((*codes.shape[:-2], rows, cols), dtype=torch.uint8, device=codes.device)
+    if out.numel():
+        _launch(out, codes, back=True)
+    return out.view(scale.dtype)
 
 
 def swap_nibbles(packed: Tensor) -> Tensor:
     """Return packed uint8 with the two nibbles of each byte exchanged."""
     return (packed >> 4) | (packed << 4)
+
+
+def check(layout: str, nibbles: str = "low") -> None:
+    """Raise ValueError for a layout of scales or an order of nibbles that there is not."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"no layout {layout!r} for scales; there is {', '.join(LAYOUTS)}")
+    if nibbles not in NIBBLES:
+        raise ValueError(f"the low or the high nibble comes first, not {nibbles!r}")
+
+
+def arrange(packed: Tensor, scale: Tensor, layout: str, nibbles: str) -> tuple[Tensor, Tensor]:
+    """Return canonical data and scales in a layout and order of nibbles."""
+    packed = swap_nibbles(packed) if nibbles == "high" else packed
+    return packed, swizzle(scale) if layout == "128x4" else scale
 
 
 def _bytes(scale: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ from lowbit_kernels.jit import (
     tl,
     use_kernel,
 )
+from lowbit_kernels.layout import arrange, check, room, store_scales
 from lowbit_kernels.mx_scales import scale_codes, scale_of
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
@@ -60,6 +61,7 @@ from lowbit_kernels.rounding import (
     narrow,
     pack_nibbles,
     reciprocal_e8m0,
+    swap_nibbles,
     tree_sum,
     widen,
 )
@@ -142,11 +144,23 @@ def _decode(code, ELEMENT: tl.constexpr):
 
 
 @jit
-def _store(data_ptr, y, x, offset, mask, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
+def _store(
+    data_ptr,
+    y,
+    x,
+    offset,
+    mask,
+    ELEMENT: tl.constexpr,
+    HIGH: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
     """Store the codes of y `[N, 8]`, which is x in units of the scale, at element `offset [N]`."""
     column = tl.arange(0, 8)[None, :]
     if ELEMENT == "E2M1":
-        tl.store(data_ptr + offset // 8, pack_nibbles(_encode(y, x, ELEMENT), column, 1), mask)
+        word = pack_nibbles(_encode(y, x, ELEMENT), column, 1)
+        if HIGH:
+            word = swap_nibbles(word)
+        tl.store(data_ptr + offset // 8, word, mask)
     else:
         tl.store(
             data_ptr + offset[:, None] + column, fp8_bytes(y, ELEMENT, NATIVE), mask=mask[:, None]
@@ -159,14 +173,19 @@ def quantize_tile(
     data_ptr,
     scale_ptr,
     left,
+    first,
+    rows,
+    across,
     BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
     ELEMENT: tl.constexpr,
     RULE: tl.constexpr,
     NATIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Quantize TILE blocks, of which `left` are there; four threads hold a block, eight elements
-    each.
+    each. Pointers are those of the first block, but for scales: it is `first` of the stack.
     """
     quarter = tl.arange(0, TILE * 4)
     mask = quarter // 4 < left
@@ -178,9 +197,10 @@ def quantize_tile(
     top = tl.max(tl.reshape(tl.max(magnitude_bits(x), axis=1), [TILE, 4]), axis=1)
     scale = scale_codes(tl.cast(top, tl.float32, bitcast=True), ELEMENT, RULE)
     index = tl.arange(0, TILE)
-    tl.store(scale_ptr + index, scale.to(tl.uint8), mask=index < left)
+    store_scales(scale_ptr, scale, first, index, index < left, rows, across, SWIZZLED)
     unit = tl.broadcast_to(reciprocal_e8m0(scale)[:, None], [TILE, 4])
-    _store(data_ptr, x * tl.reshape(unit, [TILE * 4])[:, None], x, offset, mask, ELEMENT, NATIVE)
+    y = x * tl.reshape(unit, [TILE * 4])[:, None]
+    _store(data_ptr, y, x, offset, mask, ELEMENT, HIGH, NATIVE)
 
 
 @jit
@@ -189,7 +209,11 @@ def _quantize_kernel(
     data_ptr,  # [blocks, 32] FP8 codes as uint8, or [blocks, 4] int32 of E2M1 codes
     scale_ptr,  # [blocks] E8M0 as uint8
     blocks,
+    rows,
+    across,  # blocks of a row
     BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
     ELEMENT: tl.constexpr,
     RULE: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -201,9 +225,14 @@ def _quantize_kernel(
     quantize_tile(
         w_ptr + first * 32,
         data_ptr,
-        scale_ptr + first,
+        scale_ptr,
         blocks - first,
+        first,
+        rows,
+        across,
         BF16,
+        SWIZZLED,
+        HIGH,
         ELEMENT,
         RULE,
         NATIVE,
@@ -224,7 +253,11 @@ def _search_kernel(
     data_ptr,  # [blocks, 32] FP8 codes as uint8, or [blocks, 4] int32 of E2M1 codes
     scale_ptr,  # [blocks] E8M0 as uint8
     blocks,
+    rows,
+    across,  # blocks of a row
     BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
     ELEMENT: tl.constexpr,
     NATIVE: tl.constexpr,
     TILE: tl.constexpr,
@@ -264,13 +297,13 @@ def _search_kernel(
             best = tl.where(better, code, best)
             least = tl.where(better, error, least)
 
-    tl.store(scale_ptr + first + index, best.to(tl.uint8), mask=mask)
+    store_scales(scale_ptr, best, first, index, mask, rows, across, SWIZZLED)
     multiplier = reciprocal_e8m0(best)[:, None]
     data_ptr += first * (4 if ELEMENT == "E2M1" else 32)
     for quarter in static_range(4):
         x = a if quarter == 0 else (b if quarter == 1 else (c if quarter == 2 else d))
         offset = index * 32 + quarter * 8
-        _store(data_ptr, x * multiplier, x, offset, mask, ELEMENT, NATIVE)
+        _store(data_ptr, x * multiplier, x, offset, mask, ELEMENT, HIGH, NATIVE)
 
 
 @jit
@@ -298,19 +331,23 @@ def _dequantize_kernel(
     tl.store(out_ptr + first * 8 + index[:, None] * 8 + column, out, mask=mask[:, None])
 
 
-def _launch_quantize(w: Tensor, element: Format, rule: str) -> tuple[Tensor, Tensor]:
+def _launch_quantize(
+    w: Tensor, element: Format, rule: str, swizzled: bool = False, high: bool = False
+) -> tuple[Tensor, Tensor]:
     cols = w.shape[-1]
     shape = (*w.shape[:-1], cols // element.per_byte)
     data = torch.empty(shape, dtype=TORCH[element.name], device=w.device)
-    scale = torch.empty((*w.shape[:-1], cols // BLOCK), dtype=torch.uint8, device=w.device)
-    blocks = scale.numel()
+    scale = room((*w.shape[:-1], cols // BLOCK), torch.uint8, w.device, swizzled)
+    blocks = w.numel() // BLOCK
     if element is E2M1 and rule != "mse" and fp4_pairs.takes(w):
-        fp4_pairs.launch_mxfp4(w.contiguous(), data, scale, rule)
+        fp4_pairs.launch_mxfp4(w.contiguous(), data, scale, rule, swizzled, high)
         return data, scale
     word = torch.int32 if element is E2M1 else torch.uint8
-    arguments = (loadable(w), data.view(-1).view(word), scale, blocks)
+    arguments = (loadable(w), data.view(-1).view(word), scale, blocks, w.shape[-2], cols // BLOCK)
     constants = {
         "BF16": w.dtype == torch.bfloat16,
+        "SWIZZLED": swizzled,
+        "HIGH": high,
         "ELEMENT": element.name,
         "NATIVE": converts_fp8(w),
         **OPTIONS,
@@ -342,28 +379,41 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
     return out
 
 
-def quantize(w: Tensor, element: Format, rule: str = "amax") -> tuple[Tensor, Tensor]:
+def quantize(
+    w: Tensor, element: Format, rule: str = "amax", layout: str = "linear", nibbles: str = "low"
+) -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to an MX format; return data and scale, uint8 (E8M0) `[*, R, C/32]`.
 
+    `layout` 128x4 stores scales as `layout.swizzle` would, `nibbles` high the even column of E2M1
+    in the high nibble; `dequantize` takes neither.
     Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 32, an
-    unknown rule.
+    unknown rule, layout or order of nibbles.
     """
     amax_of.check_weight(w, BLOCK)
     _check_rule(rule)
+    check(layout, nibbles)
+    if (layout, nibbles) != ("linear", "low"):
+        if element is not E2M1 and nibbles == "high":
+            raise ValueError(f"{element.name} has no nibbles")
+        if use_kernel(w):
+            return _launch_quantize(w, element, rule, layout == "128x4", nibbles == "high")
+        return arrange(*quantize(w, element, rule), layout, nibbles)
     if cpu.takes(w) and not use_kernel(w):
         return cpu.quantize_mx(w, element, rule, _quantize_reference, TORCH[element.name])
     run = _launch_quantize if use_kernel(w) else _quantize_reference
     return run(w, element, rule)
 
 
-def quantize_mxfp8(w: Tensor, rule: str = "amax") -> tuple[Tensor, Tensor]:
+def quantize_mxfp8(w: Tensor, rule: str = "amax", layout: str = "linear") -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to MXFP8; return data e4m3 `[*, R, C]` and scale uint8 (E8M0)."""
-    return quantize(w, E4M3, rule)
+    return quantize(w, E4M3, rule, layout)
 
 
-def quantize_mxfp4(w: Tensor, rule: str = "amax") -> tuple[Tensor, Tensor]:
+def quantize_mxfp4(
+    w: Tensor, rule: str = "amax", layout: str = "linear", nibbles: str = "low"
+) -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to MXFP4; return packed uint8 `[*, R, C/2]` and scale uint8 (E8M0)."""
-    return quantize(w, E2M1, rule)
+    return quantize(w, E2M1, rule, layout, nibbles)
 
 
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:

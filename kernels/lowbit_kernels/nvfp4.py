@@ -30,6 +30,7 @@ from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pairs, nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.layout import arrange, check, room, store_scales
 from lowbit_kernels.nvfp4_search import best_codes
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
@@ -40,6 +41,7 @@ from lowbit_kernels.rounding import (
     magnitude_bits,
     narrow,
     pack_nibbles,
+    swap_nibbles,
     widen,
 )
 
@@ -140,15 +142,19 @@ def quantize_tile(
     g,
     start,
     left,
+    first,
+    rows,
     across,
     BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
     WEIGHTED: tl.constexpr,
     RADIUS: tl.constexpr,
     COUNT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Quantize TILE blocks, of which `left` are there, the first of them the matrix's `start`;
-    pointers are those of the first block, but for h.
+    """Quantize TILE blocks, of which `left` are there, the first of them the matrix's `start` and
+    `first` of the stack; pointers are those of the first block, but for scales and h.
     """
     index = tl.arange(0, TILE)
     mask = index < left
@@ -168,7 +174,7 @@ def quantize_tile(
             h_offset = ((start + index) % across)[:, None] * 16 + column
             low_h, high_h = tl.load(h_ptr + h_offset), tl.load(h_ptr + h_offset + 8)
         code = best_codes(low, high, low_h, high_h, amax, code, g, RADIUS, COUNT)
-    tl.store(scale_ptr + index, code.to(tl.uint8), mask=mask)
+    store_scales(scale_ptr, code, first, index, mask, rows, across, SWIZZLED)
 
     step = decode_e4m3(code) * g
     # Here 1 / step and every remainder that decides a code are normal numbers.
@@ -182,9 +188,12 @@ def quantize_tile(
     else:
         low_codes = _codes(low, step, False)
         high_codes = _codes(high, step, False)
-    low_word = pack_nibbles(low_codes, column, 1).to(tl.int64) & 0xFFFFFFFF
-    high_word = pack_nibbles(high_codes, column, 1).to(tl.int64)
-    tl.store(packed_ptr + index, low_word | (high_word << 32), mask=mask)
+    low_word = pack_nibbles(low_codes, column, 1)
+    high_word = pack_nibbles(high_codes, column, 1)
+    if HIGH:
+        low_word, high_word = swap_nibbles(low_word), swap_nibbles(high_word)
+    word = (low_word.to(tl.int64) & 0xFFFFFFFF) | (high_word.to(tl.int64) << 32)
+    tl.store(packed_ptr + index, word, mask=mask)
 
 
 @jit
@@ -196,8 +205,11 @@ def _quantize_kernel(
     h_ptr,  # [blocks of a row, 16] fp32, see nvfp4_search; read where WEIGHTED
     blocks,
     programs,
+    rows,
     across,  # blocks of a row
     BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
     WEIGHTED: tl.constexpr,
     RADIUS: tl.constexpr,
     COUNT: tl.constexpr,
@@ -213,13 +225,17 @@ def _quantize_kernel(
     quantize_tile(
         w_ptr + first * 16,
         packed_ptr + first,
-        scale_ptr + first,
+        scale_ptr,
         h_ptr,
         tl.load(global_scale_ptr + matrix),
         start,
         blocks - start,
+        first,
+        rows,
         across,
         BF16,
+        SWIZZLED,
+        HIGH,
         WEIGHTED,
         RADIUS,
         COUNT,
@@ -253,14 +269,19 @@ def _dequantize_kernel(
 
 
 def _launch_quantize(
-    w: Tensor, global_scale: Tensor, radius: int | None, h: Tensor | None
+    w: Tensor,
+    global_scale: Tensor,
+    radius: int | None,
+    h: Tensor | None,
+    swizzled: bool = False,
+    high: bool = False,
 ) -> tuple[Tensor, Tensor]:
     rows, cols = w.shape[-2:]
     packed = torch.empty((*w.shape[:-1], cols // 2), dtype=torch.uint8, device=w.device)
-    scale = torch.empty((*w.shape[:-1], cols // BLOCK), dtype=torch.float8_e4m3fn, device=w.device)
+    scale = room((*w.shape[:-1], cols // BLOCK), torch.float8_e4m3fn, w.device, swizzled)
     global_scale = global_scale.contiguous()
     if radius is None and fp4_pairs.takes(w):
-        fp4_pairs.launch_nvfp4(w.contiguous(), global_scale, packed, scale)
+        fp4_pairs.launch_nvfp4(w.contiguous(), global_scale, packed, scale, swizzled, high)
         return packed, scale
     blocks, tile = rows * cols // BLOCK, 128
     programs = -(-blocks // tile)
@@ -273,8 +294,11 @@ def _launch_quantize(
             global_scale if h is None else h,
             blocks,
             programs,
+            rows,
             cols // BLOCK,
             BF16=w.dtype == torch.bfloat16,
+            SWIZZLED=swizzled,
+            HIGH=high,
             WEIGHTED=h is not None,
             RADIUS=radius or 0,
             COUNT=0 if radius is None else (2 * radius + 1 if radius else nvfp4_search.LAST),
@@ -310,19 +334,26 @@ def quantize(
     global_scale: Tensor | None = None,
     rule: str = "amax",
     importance: Tensor | None = None,
+    layout: str = "linear",
+    nibbles: str = "low",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize `w [*, R, C]` to NVFP4; return packed uint8 `[*, R, C/2]`, scale e4m3
     `[*, R, C/16]`, global_scale fp32 `[*]`.
 
     `global_scale` is the value that a reader will multiply by, where that is not fl(amax / 2688),
     or fl(amax / 1536) by rule four_over_six. `importance [C]` weighs the columns in rule mse.
+    `layout` 128x4 stores scales as `layout.swizzle` would, `nibbles` high the even column in the
+    high nibble; `dequantize` takes neither.
     Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 16, an
-    unknown rule.
+    unknown rule, layout or order of nibbles.
     """
     amax_of.check_weight(w, BLOCK)
     _check_rule(rule)
+    check(layout, nibbles)
     if importance is not None and (not rule.startswith("mse") or importance.shape != w.shape[-1:]):
         raise ValueError("importance is one number for each column, for the rules mse and mse_all")
+    if (layout, nibbles) != ("linear", "low"):
+        return _quantize_arranged(w, global_scale, rule, importance, layout, nibbles)
     if rule in ("four_over_six", "2d"):
         return _quantize_in_other_order(w, global_scale, rule)
     if global_scale is None:
@@ -330,6 +361,26 @@ def quantize(
     run = _launch_quantize if use_kernel(w) else _quantize_here
     h = None if importance is None else nvfp4_search.column_weights(importance)
     packed, scale = run(w, global_scale, _radius(rule, h is not None), h)
+    return packed, scale, global_scale
+
+
+def _quantize_arranged(
+    w: Tensor,
+    global_scale: Tensor | None,
+    rule: str,
+    importance: Tensor | None,
+    layout: str,
+    nibbles: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize into a layout, in the same launch where there is one for the rule."""
+    if not use_kernel(w) or rule in ("four_over_six", "2d"):
+        packed, scale, global_scale = quantize(w, global_scale, rule, importance)
+        return *arrange(packed, scale, layout, nibbles), global_scale
+    if global_scale is None:
+        global_scale = global_scale_of(amax_of.matrix(w))
+    h = None if importance is None else nvfp4_search.column_weights(importance)
+    radius, swizzled = _radius(rule, h is not None), layout == "128x4"
+    packed, scale = _launch_quantize(w, global_scale, radius, h, swizzled, nibbles == "high")
     return packed, scale, global_scale
 
 

@@ -293,6 +293,12 @@ def pack_nibbles(codes, column, AXIS: tl.constexpr):
 
 
 @jit
+def swap_nibbles(word):
+    """Return int32 words with the nibbles of each byte exchanged."""
+    return ((word >> 4) & 0x0F0F0F0F) | ((word & 0x0F0F0F0F) << 4)
+
+
+@jit
 def tree_sum(e):
     """Sum fp32 `[N, 8]` over its columns in a fixed order: halves added to each other, thrice."""
     rows: tl.constexpr = e.shape[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lowbit_kernels import amax, error_figures, fp8, fp8_block, grouped, integer, mx, nvfp4
+from lowbit_kernels import amax, error_figures, fp8, fp8_block, grouped, integer, layout, mx, nvfp4
 from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT8
 from lowbit_kernels.jit import references, use_kernel
 from tests.kernels.samples import DTYPES, difference, weights
@@ -183,11 +183,11 @@ def error_sums(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     few = ("wide", "subnormal", "nan", "inf", "stack", "tall")
     for name in few if dtype == torch.bfloat16 else ("wide", "huge"):
         w = samples[name]
-        for other in DTYPES:
+        for other in DTYPES if name in ("wide", "tall") else (torch.float32,):
             v = (w.float() * 1.01).to(other)
             yield f"values {name} {other}", lambda w=w, v=v: error_figures.figures(w, v)
         for scheme, (ops, element, block) in PARTS.items():
-            if name != "tall" or scheme in ("fp8_block", "nvfp4"):
+            if name in ("wide", "stack") or scheme in ("fp8_block", "nvfp4"):
                 with references():
                     parts = ops.quantize(w, ops.shared(ops.measure(w), "amax"), "amax")
                 yield (
@@ -223,7 +223,37 @@ def groups(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     yield "mxfp8 even", lambda: call(mx.MXFP8, group, None, "even")
 
 
+def layouts(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    codes = torch.arange(2 * 130 * 7).remainder(251).to(torch.uint8).reshape(2, 130, 7).to(device)
+    padded = codes.new_zeros(2, 256, 8)
+    padded[:, :130, :7] = codes
+    yield "swizzle", lambda: layout.swizzle(codes)
+    yield "unswizzle", lambda: layout.unswizzle(padded, 130, 7)
+    yield "whole tiles", lambda: layout.swizzle(codes[0, :128, :4])
+    ragged = weights(dtype, 130, 96)["wide"].to(device)
+    stack = torch.stack([weights(dtype, 20, 160)[name] for name in ("wide", "gauss")]).to(device)
+    if dtype != torch.bfloat16:
+        yield "nvfp4", lambda: nvfp4.quantize(stack, layout="128x4", nibbles="high")
+        yield "mxfp4", lambda: mx.quantize_mxfp4(stack, layout="128x4", nibbles="high")
+        return
+    for name, w in (("ragged", ragged), ("stack", stack)):
+        for nibbles in ("low", "high"):
+            yield (
+                f"nvfp4 {name} {nibbles}",
+                lambda w=w, n=nibbles: nvfp4.quantize(w, layout="128x4", nibbles=n),
+            )
+            for rule in ("amax", "mse"):
+                yield (
+                    f"mxfp4 {rule} {name} {nibbles}",
+                    lambda w=w, r=rule, n=nibbles: mx.quantize_mxfp4(w, r, "128x4", n),
+                )
+        yield f"mxfp8 {name}", lambda w=w: mx.quantize_mxfp8(w, layout="128x4")
+        yield f"high {name}", lambda w=w: nvfp4.quantize(w, nibbles="high")
+    yield "search", lambda: nvfp4.quantize(ragged, None, "mse", layout="128x4")
+
+
 FAMILIES = (
+    layouts,
     groups,
     error_sums,
     nvfp4_search,

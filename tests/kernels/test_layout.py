@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from lowbit_kernels import layout
+from lowbit_kernels import layout, mx, nvfp4
+from lowbit_kernels.formats import E2M1
+from tests.kernels.samples import difference, finite
 
 
 @pytest.mark.parametrize("shape", [(128, 4), (1, 1), (130, 5), (256, 12), (300, 9)])
@@ -41,6 +43,31 @@ def test_swap_nibbles():
     swapped = layout.swap_nibbles(packed)
     assert swapped[0x1F] == 0xF1
     assert torch.equal(layout.swap_nibbles(swapped), packed)
+
+
+@pytest.mark.parametrize("rule", ["amax", "mse", "four_over_six", "2d"])
+def test_quantize_stores_what_the_layouts_make(rule):
+    w = finite(torch.bfloat16, 130, 96)["wide"]
+    packed, scale, g = nvfp4.quantize(w, None, rule)
+    got = nvfp4.quantize(w, None, rule, layout="128x4", nibbles="high")
+    for have, want in zip(
+        got, (layout.swap_nibbles(packed), layout.swizzle(scale), g), strict=True
+    ):
+        assert difference(have, want) == ""
+    packed, scale = mx.quantize_mxfp4(w)
+    got = mx.quantize_mxfp4(w, layout="128x4")
+    assert torch.equal(got[0], packed) and torch.equal(got[1], layout.swizzle(scale))
+    assert torch.equal(mx.quantize_mxfp4(w, nibbles="high")[0], layout.swap_nibbles(packed))
+
+
+def test_quantize_refuses_layouts_that_there_are_not():
+    w = torch.zeros(2, 32)
+    with pytest.raises(ValueError, match="no layout"):
+        nvfp4.quantize(w, layout="4x128")
+    with pytest.raises(ValueError, match="nibble"):
+        mx.quantize(w, E2M1, nibbles="first")
+    with pytest.raises(ValueError, match="no nibbles"):
+        mx.quantize(w, mx.E4M3, nibbles="high")
 
 
 def test_refusals():

@@ -28,6 +28,7 @@ def variants(arch: int) -> Iterator[Variant]:
         yield from _mx(w, out, name, bf16, arch >= FP8_CONVERSION)
         yield from _nvfp4(w, out, name, bf16)
         yield from _error(w, name, bf16)
+        yield from _others() if name == "bf16" else ()
         yield from _grouped(name, bf16, arch)
         if name != "fp32" and arch >= HOPPER:
             yield from _pairs(bf16)
@@ -74,8 +75,9 @@ def _mx(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Var
         if name == "fp16" or (name == "fp32" and element == "E5M2"):
             continue
         data = {"data_ptr": "*i32" if element == "E2M1" else "*u8"} | scale
-        types = w | data | {"blocks": "i32"}
-        constants = {"BF16": bf16, "ELEMENT": element, "NATIVE": native}
+        types = w | data | {"blocks": "i32", "rows": "i32", "across": "i32"}
+        stored = {"SWIZZLED": name == "fp32", "HIGH": name == "fp32" and element == "E2M1"}
+        constants = {"BF16": bf16, "ELEMENT": element, "NATIVE": native} | stored
         yield Variant("mx", "_search_kernel", types, constants | {"TILE": 128})
         for rule in ("amax", "floor", "ceil", "even") if name == "bf16" else ("amax",):
             chosen = constants | {"RULE": rule, "TILE": 32}
@@ -84,11 +86,13 @@ def _mx(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Var
 
 def _nvfp4(w: dict, out: dict, name: str, bf16: bool) -> Iterator[Variant]:
     nv = {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
-    count = {"h_ptr": "*fp32", "blocks": "i32", "programs": "i32", "across": "i32"}
+    count = {"h_ptr": "*fp32"} | dict.fromkeys(("blocks", "programs", "rows", "across"), "i32")
     searches = ((False, 0, 0), (False, 6, 13), (True, 12, 25), (False, 0, 126))
     for weighted, radius, tries in searches if name == "bf16" else searches[:1]:
         constants = {"BF16": bf16, "WEIGHTED": weighted, "RADIUS": radius, "COUNT": tries}
-        yield Variant("nvfp4", "_quantize_kernel", w | nv | count, constants | {"TILE": 128})
+        for other in (False, True) if radius in (0, 6) else (False,):
+            stored = {"SWIZZLED": other, "HIGH": other, "TILE": 128}
+            yield Variant("nvfp4", "_quantize_kernel", w | nv | count, constants | stored)
     types = nv | {"packed_ptr": "*i32"} | out | {"halves": "i32", "programs": "i32"}
     yield Variant("nvfp4", "_dequantize_kernel", types, {"TILE": 256}, 2)
 
@@ -108,6 +112,14 @@ def _error(w: dict, name: str, bf16: bool) -> Iterator[Variant]:
         types = w | {"data_ptr": data, "scale_ptr": scale} | end
         constants = fixed | {"ELEMENT": element, "LAST": last, "SHARED": shared}
         yield Variant("error_figures", "_figures_kernel", types, constants | {"DATA_BF16": False})
+
+
+def _others() -> Iterator[Variant]:
+    """Yield kernels that read no weight."""
+    types = {"linear_ptr": "*u8", "swizzled_ptr": "*u8"}
+    types |= dict.fromkeys(("rows", "cols", "down", "wide"), "i32")
+    for back in (False, True):
+        yield Variant("layout", "_swizzle_kernel", types, {"BACK": back, "TILE": 512})
 
 
 def _grouped(name: str, bf16: bool, arch: int) -> Iterator[Variant]:
@@ -142,11 +154,14 @@ def _grouped(name: str, bf16: bool, arch: int) -> Iterator[Variant]:
 
 
 def _pairs(bf16: bool) -> Iterator[Variant]:
-    words = {"w_ptr": "*i32", "scale_ptr": "*u8", "blocks": "i32"}
+    words = {"w_ptr": "*i32", "scale_ptr": "*u8", "blocks": "i32", "rows": "i32", "across": "i32"}
     types = words | {"packed_ptr": "*i64", "global_scale_ptr": "*fp32", "programs": "i32"}
-    constants = {"BF16": bf16, "TILE": 256, "FEW": 64}
-    yield Variant("fp4_pairs", "_nvfp4_pairs_kernel", types, constants, 2)
+    for other in (False, True):
+        stored = {"SWIZZLED": other, "HIGH": other}
+        constants = {"BF16": bf16, "TILE": 256, "FEW": 64} | stored
+        yield Variant("fp4_pairs", "_nvfp4_pairs_kernel", types, constants, 2)
     for rule in ("amax", "even"):
-        constants = {"BF16": bf16, "RULE": rule, "TILE": 64}
+        stored = {"SWIZZLED": rule == "even", "HIGH": rule == "even"}
+        constants = {"BF16": bf16, "RULE": rule, "TILE": 64} | stored
         types = words | {"packed_ptr": "*i32"}
         yield Variant("fp4_pairs", "_mxfp4_pairs_kernel", types, constants, 1)
