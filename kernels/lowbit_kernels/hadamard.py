@@ -2,14 +2,17 @@
 
     y = (x as [..., 16]) @ (diag(signs) H) / 4        x = y @ (diag(signs) H)^T / 4
 
-H is Sylvester's 16 x 16 matrix of +-1, so both are orthogonal. In fp32, as four rounds of sums and
-differences in a fixed order (columns 8 apart, then 4, 2, 1), then one division by 4, which is
-exact. Source: TransformerEngine 2.20 `pytorch/custom_recipes/reference_nvfp4.py`, whose signs these
-are.
+H is Sylvester's 16 x 16 matrix of +-1, so both are orthogonal. In fp32: each column times +-1/4,
+which is exact but among subnormals, then the sixteen terms added from first to last. Source:
+TransformerEngine 2.20 `pytorch/custom_recipes/reference_nvfp4.py`, whose signs these are.
 """
 
 import torch
 from torch import Tensor
+
+from lowbit_kernels.amax import FLOATING
+from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.rounding import widen
 
 WIDTH = 16
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
@@ -26,15 +29,60 @@ def _matrix(signs: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(signs, device=device)[:, None] * (1 - 2 * parity) * 0.25
 
 
-def _multiply(x: Tensor, matrix: Tensor) -> Tensor:
-    """Return `x [..., C]`, sixteen columns at a time, times `matrix`: terms added in order."""
-    if x.shape[-1] % WIDTH:
-        raise ValueError(f"{x.shape[-1]} columns are no multiple of {WIDTH}")
+def _multiply_reference(x: Tensor, matrix: Tensor) -> Tensor:
     blocks = x.float().unflatten(-1, (x.shape[-1] // WIDTH, WIDTH))
     total = blocks[..., :1] * matrix[0]
     for row in range(1, WIDTH):
         total = total + blocks[..., row : row + 1] * matrix[row]
     return total.flatten(-2)
+
+
+@jit
+def _rotate_kernel(
+    x_ptr,  # [blocks, 16] fp32, fp16, or bf16 as int16
+    matrix_ptr,  # [16, 16] fp32
+    out_ptr,  # [blocks, 16] fp32
+    blocks,
+    BF16: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Multiply TILE blocks with the matrix, a row of it at a time."""
+    first = tl.program_id(0).to(tl.int64) * TILE
+    index = tl.arange(0, TILE)
+    mask = index < blocks - first
+    column = tl.arange(0, 16)
+    x_ptr += first * 16 + index * 16
+    x = widen(tl.load(x_ptr, mask=mask, other=0), BF16)
+    total = x[:, None] * tl.load(matrix_ptr + column)[None, :]
+    for row in range(1, 16):
+        x = widen(tl.load(x_ptr + row, mask=mask, other=0), BF16)
+        total += x[:, None] * tl.load(matrix_ptr + row * 16 + column)[None, :]
+    place = first * 16 + index[:, None] * 16 + column[None, :]
+    tl.store(out_ptr + place, total, mask=mask[:, None])
+
+
+def _launch(x: Tensor, matrix: Tensor) -> Tensor:
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    blocks, tile = x.numel() // WIDTH, 64
+    with torch.cuda.device_of(x):
+        _rotate_kernel[(-(-blocks // tile),)](
+            loadable(x),
+            matrix.contiguous(),
+            out,
+            blocks,
+            BF16=x.dtype == torch.bfloat16,
+            TILE=tile,
+            **OPTIONS,
+        )
+    return out
+
+
+def _multiply(x: Tensor, matrix: Tensor) -> Tensor:
+    """Return `x [..., C]`, sixteen columns at a time, times `matrix`: terms added in order."""
+    if x.shape[-1] % WIDTH:
+        raise ValueError(f"{x.shape[-1]} columns are no multiple of {WIDTH}")
+    floating = use_kernel(x) and x.dtype in FLOATING
+    return _launch(x, matrix) if floating else _multiply_reference(x, matrix)
 
 
 def rotate(x: Tensor, signs: tuple[int, ...] = SIGNS) -> Tensor:

@@ -399,6 +399,9 @@ def _quantize_in_other_order(
         global_scale = nvfp4_te.global_scale_of(amax, largest)
     else:
         amax = global_scale * (6.0 * largest)
+    if use_kernel(w):
+        packed, scale = nvfp4_te.launch(w, amax, largest, rule == "2d")
+        return packed, scale, global_scale
     blocks = w.float().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
     if rule == "four_over_six":
         packed, scale = nvfp4_te.quantize_four_over_six(blocks, amax, largest)

@@ -22,6 +22,15 @@ from torch.nn import functional
 
 from lowbit_kernels import rounding
 from lowbit_kernels.formats import E2M1_VALUES
+from lowbit_kernels.jit import OPTIONS, jit, loadable, tl
+from lowbit_kernels.rounding import (
+    decode_e2m1,
+    decode_e4m3,
+    encode_e2m1,
+    encode_e4m3,
+    magnitude_bits,
+    widen,
+)
 
 BLOCK = 16
 FLT_MAX = torch.finfo(torch.float32).max
@@ -92,3 +101,114 @@ def quantize_blocks(x: Tensor, amax: Tensor, tall: bool) -> tuple[Tensor, Tensor
     sixth = torch.ones_like(encode) / torch.full_like(encode, 6.0)
     scale = rounding.to_e4m3((block_amax * (encode * sixth)).clamp(max=448.0))
     return rounding.pack(_codes(x, scale, encode)).flatten(-2), scale
+
+
+@jit
+def _inverse(code, back):
+    """Return what elements are multiplied by under E4M3 scales; `back` is fl(1 / encode)."""
+    step = decode_e4m3(code) * back
+    inverse = tl.math.div_rn(tl.full(step.shape, 1.0, tl.float32), step)
+    return tl.where(inverse > 3.4028234663852886e38, 3.4028234663852886e38, inverse)
+
+
+@jit
+def _signed_codes(x, inverse):
+    """Return E2M1 codes 0 to 15 of x."""
+    return encode_e2m1(tl.abs(x * inverse)) | tl.where(x < 0, 8, 0)
+
+
+@jit
+def _square(x, codes, scale, amax, DIVISOR: tl.constexpr):
+    """Return squared errors of x."""
+    value = decode_e2m1(codes) * scale * amax
+    d = tl.math.div_rn(value, tl.full(value.shape, DIVISOR, tl.float32)) - x
+    return d * d
+
+
+@jit
+def _te_kernel(
+    w_ptr,  # [matrices, rows, across, 16] fp32, fp16, or bf16 as int16
+    packed_ptr,  # [matrices, rows, across] int64
+    scale_ptr,  # [matrices, rows, across] E4M3 as uint8
+    amax_ptr,  # [matrices] fp32
+    rows,
+    across,  # blocks of a row
+    down,  # tiles in a column
+    wide,  # and in a row
+    BF16: tl.constexpr,
+    TALL: tl.constexpr,
+    DIVISOR: tl.constexpr,  # 6 E
+    WIDE: tl.constexpr,
+):
+    """Quantize a tile of 16 rows and WIDE blocks: 16 x 16 where TALL, else four over six."""
+    tile = tl.program_id(0)
+    matrix = (tile // (down * wide)).to(tl.int64)
+    row = (tile // wide) % down * 16 + tl.arange(0, 16)[:, None]
+    block = tile % wide * WIDE + tl.arange(0, WIDE)[None, :]
+    mask = (row < rows) & (block < across)
+    place = (matrix * rows + row) * across + block
+    w_ptr += place * 16
+    top = tl.zeros([16, WIDE], tl.int32)
+    for i in range(16):
+        x = widen(tl.load(w_ptr + i, mask=mask, other=0), BF16)
+        top = tl.maximum(top, magnitude_bits(x))
+    if TALL:
+        top = tl.broadcast_to(tl.max(top, axis=0)[None, :], [16, WIDE])
+    a = top.to(tl.float32, bitcast=True)
+
+    amax = tl.load(amax_ptr + matrix)
+    encode = tl.math.div_rn(DIVISOR, amax)
+    encode = tl.where(encode > 3.4028234663852886e38, 3.4028234663852886e38, encode)
+    encode = tl.where((amax == 0) | (encode == 0), 1.0, encode)
+    back = tl.math.div_rn(1.0, encode)
+    if TALL:
+        six = encode_e4m3(a * (encode * tl.math.div_rn(1.0, 6.0)))
+        four = six
+    else:
+        base = tl.math.div_rn(a, tl.full([16, WIDE], 6.0, tl.float32)) * encode
+        six, four = encode_e4m3(base), encode_e4m3(base * 1.5)
+    inverse, inverse_four = _inverse(six, back), _inverse(four, back)
+    word = tl.zeros([16, WIDE], tl.int64)
+    error = tl.zeros([16, WIDE], tl.float32)
+    word_four, error_four = word, error
+    for i in range(16):
+        x = widen(tl.load(w_ptr + i, mask=mask, other=0), BF16)
+        codes = _signed_codes(x, inverse)
+        word |= codes.to(tl.int64) << (i * 4)
+        if not TALL:
+            codes_four = _signed_codes(x, inverse_four)
+            word_four |= codes_four.to(tl.int64) << (i * 4)
+            error += _square(x, codes, decode_e4m3(six), amax, DIVISOR)
+            error_four += _square(x, codes_four, decode_e4m3(four), amax, DIVISOR)
+    if not TALL:
+        better = error_four < error
+        word = tl.where(better, word_four, word)
+        six = tl.where(better, four, six)
+    tl.store(packed_ptr + place, word, mask=mask)
+    tl.store(scale_ptr + place, six.to(tl.uint8), mask=mask)
+
+
+def launch(w: Tensor, amax: Tensor, largest: float, tall: bool) -> tuple[Tensor, Tensor]:
+    """Return packed codes and E4M3 scales of `w [*, R, C]` by the kernel; `amax [*]`."""
+    rows, across = w.shape[-2], w.shape[-1] // BLOCK
+    packed = torch.empty((*w.shape[:-1], across * 8), dtype=torch.uint8, device=w.device)
+    shape = (*w.shape[:-1], across)
+    scale = torch.empty(shape, dtype=torch.float8_e4m3fn, device=w.device)
+    down, wide = -(-rows // BLOCK), -(-across // 8)
+    with torch.cuda.device_of(w):
+        _te_kernel[(w.shape[:-2].numel() * down * wide,)](
+            loadable(w),
+            packed.view(torch.int64),
+            scale.view(torch.uint8),
+            amax.contiguous(),
+            rows,
+            across,
+            down,
+            wide,
+            BF16=w.dtype == torch.bfloat16,
+            TALL=tall,
+            DIVISOR=6.0 * largest,
+            WIDE=8,
+            **OPTIONS,
+        )
+    return packed, scale

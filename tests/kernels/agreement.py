@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from lowbit_kernels import amax, error_figures, fp8, fp8_block, grouped, integer, layout, mx, nvfp4
+from lowbit_kernels import (
+    amax,
+    error_figures,
+    fp8,
+    fp8_block,
+    grouped,
+    hadamard,
+    integer,
+    layout,
+    mx,
+    nvfp4,
+)
 from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT8
 from lowbit_kernels.jit import references, use_kernel
 from tests.kernels.samples import DTYPES, difference, weights
@@ -252,7 +263,23 @@ def layouts(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     yield "search", lambda: nvfp4.quantize(ragged, None, "mse", layout="128x4")
 
 
+def other_order(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    for name, w in _matrices(device, dtype):
+        if dtype != torch.bfloat16 and name not in ("wide", "huge", "subnormal", "nan"):
+            continue
+        for rule in ("four_over_six", "2d"):
+            yield f"{rule} {name}", lambda w=w, r=rule: nvfp4.quantize(w, None, r)
+        yield f"rotate {name}", lambda w=w: hadamard.rotate(w)
+        yield f"rotate back {name}", lambda w=w: hadamard.rotate_back(w, (-1, 1) * 8)
+    tall = weights(dtype, 40, 272)["wide"].to(device)
+    given = torch.tensor(0.01, device=device)
+    for rule in ("four_over_six", "2d"):
+        yield f"{rule} tall", lambda r=rule: nvfp4.quantize(tall, None, r)
+        yield f"{rule} given", lambda r=rule: nvfp4.quantize(tall, given, r)
+
+
 FAMILIES = (
+    other_order,
     layouts,
     groups,
     error_sums,

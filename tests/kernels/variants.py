@@ -27,6 +27,7 @@ def variants(arch: int) -> Iterator[Variant]:
         yield from _fp8(w, out, name, bf16, arch >= FP8_CONVERSION)
         yield from _mx(w, out, name, bf16, arch >= FP8_CONVERSION)
         yield from _nvfp4(w, out, name, bf16)
+        yield from _te(w, bf16)
         yield from _error(w, name, bf16)
         yield from _others() if name == "bf16" else ()
         yield from _grouped(name, bf16, arch)
@@ -112,6 +113,16 @@ def _error(w: dict, name: str, bf16: bool) -> Iterator[Variant]:
         types = w | {"data_ptr": data, "scale_ptr": scale} | end
         constants = fixed | {"ELEMENT": element, "LAST": last, "SHARED": shared}
         yield Variant("error_figures", "_figures_kernel", types, constants | {"DATA_BF16": False})
+
+
+def _te(w: dict, bf16: bool) -> Iterator[Variant]:
+    types = w | {"packed_ptr": "*i64", "scale_ptr": "*u8", "amax_ptr": "*fp32"}
+    types |= dict.fromkeys(("rows", "across", "down", "wide"), "i32")
+    for tall, divisor in ((False, 1536.0), (True, 2688.0)):
+        constants = {"BF16": bf16, "TALL": tall, "DIVISOR": divisor, "WIDE": 8}
+        yield Variant("nvfp4_te", "_te_kernel", types, constants)
+    types = {"x_ptr": w["w_ptr"], "matrix_ptr": "*fp32", "out_ptr": "*fp32", "blocks": "i32"}
+    yield Variant("hadamard", "_rotate_kernel", types, {"BF16": bf16, "TILE": 64})
 
 
 def _others() -> Iterator[Variant]:
