@@ -15,9 +15,9 @@ callees, to see whether what it kept is stale.
 from collections.abc import Callable
 from typing import Any
 
-import numba
-from numba import float32, float64, int8, int32, int64, uint8, uint16
-from numba.extending import intrinsic
+import numba  # pyright: ignore[reportMissingImports]
+from numba import float32, float64, int8, int32, int64, uint8, uint16  # pyright: ignore[reportMissingImports]
+from numba.extending import intrinsic  # pyright: ignore[reportMissingImports]
 
 STRIP = 4096  # elements; a multiple of 32
 

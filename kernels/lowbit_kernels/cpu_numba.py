@@ -16,7 +16,7 @@ through fp32. Imported only where numba is to be used, since that takes 0.5 s.
 from typing import Any
 
 import torch
-from numba import float32, int32
+from numba import float32, int32  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from lowbit_kernels import cpu_loops
