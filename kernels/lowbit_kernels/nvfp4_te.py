@@ -153,7 +153,7 @@ def _te_kernel(
         x = widen(tl.load(w_ptr + i, mask=mask, other=0), BF16)
         top = tl.maximum(top, magnitude_bits(x))
     if TALL:
-        top = tl.broadcast_to(tl.max(top, axis=0)[None, :], [16, WIDE])
+        top = tl.broadcast_to(tl.max(top, axis=0, keep_dims=True), [16, WIDE])
     a = top.to(tl.float32, bitcast=True)
 
     amax = tl.load(amax_ptr + matrix)
