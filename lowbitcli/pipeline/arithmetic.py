@@ -32,7 +32,7 @@ def device_of(name: str) -> torch.device:
         DeviceError: there is no such device.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if name == "cpu":
         return torch.device("cpu")
     kind, colon, number = name.partition(":")
