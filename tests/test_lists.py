@@ -16,7 +16,16 @@ ROOMS = {
     containers: (
         Container,
         containers.CONTAINERS,
-        {"container", "layouts", "grouping", "ct_config", "suffixes", "modelopt_config", "families", "stacks"},
+        {
+            "container",
+            "layouts",
+            "grouping",
+            "ct_config",
+            "suffixes",
+            "modelopt_config",
+            "families",
+            "stacks",
+        },
     ),
 }
 

@@ -25,13 +25,18 @@ that r or e is no normal number, |w| (1 / step) in fp64 is as good: it is wrong 
 Source of the instructions: PTX ISA 8.7, `max.xorsign.abs`, `set.lt`, `cvt.e4m3x2`, `rcp.rn`.
 """
 
+# Triton's stubs know neither constants as assembly nor that a reduction gives a tensor.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+
 import torch
 from torch import Tensor
 
-from lowbit_kernels.jit import OPTIONS, capability, jit, tl
+from lowbit_kernels.jit import OPTIONS, capability, jit, tl, version
 from lowbit_kernels.layout import store_scales
 from lowbit_kernels.mx_scales import scale_codes
 from lowbit_kernels.rounding import fp8_bytes, reciprocal_e8m0, swap_nibbles
+
+LOOKED_AT = ((3, 6), (3, 9))  # Triton releases, the first and the last
 
 # Written once for bf16, once for fp16.
 _LARGER = "max.NaN.xorsign.abs.{0}x2 $0, $1, $2;"
@@ -127,7 +132,9 @@ def _codes(x, r, rest, HOW: tl.constexpr):
 
 @jit
 def _word(words, r, rest, BF16: tl.constexpr, HOW: tl.constexpr):
-    """Return int32 `[N]` of eight E2M1 codes of words `[N, 4]`, the first in the lowest bits."""
+    """Return int32 `[N]` of eight E2M1 codes of words `[N, 4]`, the first in the lowest bits; the
+    four words of a row have to be in one thread, see `takes`.
+    """
     even = _codes(_first(words, BF16), r, rest, HOW)
     odd = _codes(_second(words, BF16), r, rest, HOW)
     signs = tl.inline_asm_elementwise(
@@ -341,8 +348,15 @@ def _mxfp4_pairs_kernel(
 
 
 def takes(w: Tensor) -> bool:
-    """Say whether these kernels can quantize `w`: pairs, on a device that has the instructions."""
-    return w.dtype in (torch.bfloat16, torch.float16) and capability(w) >= (9, 0)
+    """Say whether these kernels can quantize `w`: pairs, on a device that has the instructions,
+    read sixteen bytes at a time, compiled by a Triton that was looked at.
+
+    The last two are no matter of speed: `_word` takes for granted that a thread holds the four
+    words of a row, which is how Triton lays out such loads. tests/kernels/test_compile.py looks.
+    """
+    aligned = not w.is_contiguous() or w.data_ptr() % 16 == 0
+    pairs = w.dtype in (torch.bfloat16, torch.float16) and capability(w) >= (9, 0)
+    return pairs and aligned and LOOKED_AT[0] <= version() <= LOOKED_AT[1]
 
 
 def launch_nvfp4(

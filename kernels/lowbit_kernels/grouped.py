@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import fp4_pairs, fp8, mx, nvfp4, rows
+from lowbit_kernels import fp8, mx, nvfp4, rows
 from lowbit_kernels.formats import E2M1, E4M3, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, tl, use_kernel
 from lowbit_kernels.ops import Ops
@@ -53,8 +53,6 @@ def _address(row_ptr, WORD: tl.constexpr):
         return tl.load(row_ptr).to(tl.pointer_type(tl.float32))
     elif WORD == "FP16":
         return tl.load(row_ptr).to(tl.pointer_type(tl.float16))
-    elif WORD == "INT32":
-        return tl.load(row_ptr).to(tl.pointer_type(tl.int32))
     else:
         return tl.load(row_ptr).to(tl.pointer_type(tl.int16))
 
@@ -108,10 +106,8 @@ def _nvfp4_kernel(
     global_scale_ptr,  # [entries] fp32
     BF16: tl.constexpr,
     WORD: tl.constexpr,
-    PAIRS: tl.constexpr,
     GIVEN: tl.constexpr,
     TILE: tl.constexpr,
-    FEW: tl.constexpr,
 ):
     """Quantize TILE blocks of an entry."""
     entry, row_ptr, program = _mine(table_ptr, map_ptr)
@@ -121,42 +117,25 @@ def _nvfp4_kernel(
     first = tl.load(row_ptr + 3) + start
     packed_ptr += first
     address = tl.multiple_of(_address(row_ptr, WORD), 16)
-    if PAIRS:
-        fp4_pairs.quantize_pairs(
-            address + start * 8,
-            packed_ptr,
-            scale_ptr,
-            g,
-            left,
-            first,
-            1,
-            1,
-            BF16,
-            False,
-            False,
-            TILE,
-            FEW,
-        )
-    else:
-        nvfp4.quantize_tile(
-            address + start * 16,
-            packed_ptr,
-            scale_ptr,
-            global_scale_ptr,
-            g,
-            start,
-            left,
-            first,
-            1,
-            1,
-            BF16,
-            False,
-            False,
-            False,
-            0,
-            0,
-            TILE,
-        )
+    nvfp4.quantize_tile(
+        address + start * 16,
+        packed_ptr,
+        scale_ptr,
+        global_scale_ptr,
+        g,
+        start,
+        left,
+        first,
+        1,
+        1,
+        BF16,
+        False,
+        False,
+        False,
+        0,
+        0,
+        TILE,
+    )
 
 
 @jit
@@ -348,8 +327,7 @@ def _cut(flat: Tensor, ws: Sequence[Tensor], per: Callable[[Tensor], tuple[int, 
 def _launch_nvfp4(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> list[Parts]:
     ws = [_aligned(w) for w in ws]
     w, device = ws[0], ws[0].device
-    pairs = fp4_pairs.takes(w)
-    tile = 256 if pairs else 128
+    tile = 128
     sizes = [size // nvfp4.BLOCK for size in _matrices(ws)[1]]
     places = _places(sizes)
     packed = torch.empty(places[-1] * 8, dtype=torch.uint8, device=device)
@@ -365,12 +343,10 @@ def _launch_nvfp4(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> list
             scale,
             g,
             BF16=w.dtype == torch.bfloat16,
-            WORD="INT32" if pairs else _WORD[w.dtype],
-            PAIRS=pairs,
+            WORD=_WORD[w.dtype],
             GIVEN=shared is not None,
             TILE=tile,
-            FEW=64,
-            **{**OPTIONS, "num_warps": 2 if pairs else 4},
+            **OPTIONS,
         )
     scale = scale.view(torch.float8_e4m3fn)
     found = zip(

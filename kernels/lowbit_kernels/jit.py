@@ -95,6 +95,15 @@ def capability(w: Tensor) -> tuple[int, int]:
     return _capability(w.device.index) if w.is_cuda else (0, 0)
 
 
+@functools.cache
+def version() -> tuple[int, int]:
+    """Return the release of Triton that compiles, (0, 0) where there is none."""
+    if not HAS_TRITON:
+        return (0, 0)
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
 def converts_fp8(w: Tensor) -> bool:
     """Say whether the device of `w` rounds fp32 to FP8 in one instruction (Ada and later)."""
     return capability(w) >= (8, 9)
@@ -123,4 +132,5 @@ __all__ = [
     "tl",
     "triton",
     "use_kernel",
+    "version",
 ]

@@ -221,7 +221,7 @@ def fp8_bytes(x, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
     """Return the FP8 codes of fp32 x as uint8; NATIVE: the device has an instruction for it."""
     if NATIVE:
         code: tl.constexpr = _FOUR_E4M3 if ELEMENT == "E4M3" else _FOUR_E5M2
-        return tl.inline_asm_elementwise(code, "=r,r,r,r,r", [x], tl.uint8, True, 4)
+        return tl.inline_asm_elementwise(code, "=r,r,r,r,r", [x], tl.uint8, True, 4)  # pyright: ignore[reportArgumentType]
     elif ELEMENT == "E4M3":
         return encode_e4m3(x).to(tl.uint8)
     else:

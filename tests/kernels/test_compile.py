@@ -56,9 +56,19 @@ def _compile_all(arch: int) -> list[dict]:
                 "types": types,
                 "shared": compiled.metadata.shared,
                 "usage": _usage(compiled.asm["cubin"]),
+                "held": _held(compiled.asm["ttgir"]),
             }
         )
     return rows
+
+
+def _held(code: str) -> list[str]:
+    """Return how many elements a thread holds together where `fp4_pairs` takes signs of words."""
+    layouts = dict(re.findall(r"^(#\w+) = .*?sizePerThread = \[([\d, ]+)\]", code, re.M))
+    return [
+        layouts[name]
+        for name in re.findall(r"elementwise_inline_asm.*?set\.lt.*?: tensor<[^,]*, (#\w+)>", code)
+    ]
 
 
 def _usage(cubin: bytes) -> dict[str, int]:
@@ -90,6 +100,9 @@ def test_every_kernel_compiles_and_keeps_to_registers(arch):
     assert len(rows) == len(list(variants(arch))) > 25
     for row in rows:
         assert row["usage"]["STACK"] == row["usage"]["LOCAL"] == 0, row
+    # What `fp4_pairs` takes for granted: the four words of a row are in one thread.
+    held = [size for row in rows for size in row["held"]]
+    assert set(held) == {"1, 4"} and len(held) >= 4
 
 
 def test_no_kernel_is_left_out():

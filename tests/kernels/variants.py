@@ -146,13 +146,8 @@ def _grouped(name: str, bf16: bool, arch: int) -> Iterator[Variant]:
     bits = table | {"bits_ptr": "*i32"}
     types = bits | {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
     for given in (False, True) if name == "bf16" else (False,):
-        chosen = {"GIVEN": given, "FEW": 64}
-        yield Variant(
-            "grouped", "_nvfp4_kernel", types, fixed | chosen | {"PAIRS": False, "TILE": 128}
-        )
-        if arch >= HOPPER and name != "fp32":
-            pairs = {"BF16": bf16, "WORD": "INT32", "PAIRS": True, "TILE": 256}
-            yield Variant("grouped", "_nvfp4_kernel", types, chosen | pairs, 2)
+        constants = fixed | {"GIVEN": given, "TILE": 128}
+        yield Variant("grouped", "_nvfp4_kernel", types, constants)
         cast = fixed | native | {"GIVEN": given, "TILE": 256, "ALIGNED": not given}
         data = {"data_ptr": "*u8", "scale_ptr": "*fp32"}
         yield Variant("grouped", "_fp8_kernel", bits | data, cast)
