@@ -25,7 +25,7 @@ from torch import Tensor
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import fp8, mx, nvfp4, rows
 from lowbit_kernels.formats import E2M1, E4M3, Format
-from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, tl, use_kernel
+from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, tl, use_kernel, use_new_kernel
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import magnitude_bits, widen
 
@@ -461,6 +461,8 @@ def _is_group(ops: Ops, ws: Sequence[Tensor], rule: str) -> bool:
         if rule not in mx.RULES or rule == "mse":
             return False
     elif ops not in (nvfp4.NVFP4, fp8.TENSOR, fp8.CHANNEL) or rule != "amax":
+        return False
+    if ops is nvfp4.NVFP4 and not all(use_new_kernel(w) for w in ws):
         return False
     return all(use_kernel(w) and w.dtype == ws[0].dtype and w.device == ws[0].device for w in ws)
 

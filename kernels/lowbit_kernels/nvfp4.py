@@ -29,7 +29,15 @@ from torch import Tensor
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pairs, nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.formats import E2M1_VALUES
-from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.jit import (
+    COMPILED,
+    OPTIONS,
+    jit,
+    loadable,
+    tl,
+    use_kernel,
+    use_new_kernel,
+)
 from lowbit_kernels.layout import arrange, check, room, store_scales
 from lowbit_kernels.nvfp4_search import best_codes
 from lowbit_kernels.ops import Ops
@@ -399,7 +407,7 @@ def _quantize_in_other_order(
         global_scale = nvfp4_te.global_scale_of(amax, largest)
     else:
         amax = global_scale * (6.0 * largest)
-    if use_kernel(w):
+    if use_new_kernel(w):
         packed, scale = nvfp4_te.launch(w, amax, largest, rule == "2d")
         return packed, scale, global_scale
     blocks = w.float().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
