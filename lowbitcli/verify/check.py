@@ -114,7 +114,7 @@ class _Run:
         files = Step("files can be read, and their headers hold", len(self.target.files), broken)
         self.steps += [
             files,
-            structure.declared(self.ours, self.target, self.theirs),
+            structure.declared(self.ours, self.target, self.theirs, self.made.kept),
             structure.any_quantized(self.ours),
             structure.index(self.target),
             structure.manifest(self.target, self.manifest),

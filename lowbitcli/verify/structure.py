@@ -15,8 +15,12 @@ CODES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0"
 INDEX_KEY = "total_size"
 
 
-def declared(target: Source, checkpoint: Checkpoint, source: Source | None) -> Step:
-    """Report parts that are missing, alone, of the wrong kind or not understood."""
+def declared(
+    target: Source, checkpoint: Checkpoint, source: Source | None, kept: Mapping[str, str]
+) -> Step:
+    """Report parts that are missing, alone, of the wrong kind or not understood; `kept` are weights
+    that the manifest says were left as the source had them.
+    """
     problems = []
     for finding in target.findings:
         stored = checkpoint.tensors.get(finding.tensor)
@@ -34,6 +38,7 @@ def declared(target: Source, checkpoint: Checkpoint, source: Source | None) -> S
         if _is_unexplained(weight)
         and _module(weight.name) not in told
         and not _is_in(weight, source)
+        and weight.name not in kept
     ]
     return Step("tensors agree with what is declared", len(checkpoint.tensors), tuple(problems))
 

@@ -191,3 +191,15 @@ def test_modelopt_divides_in_the_weight_s_dtype(tmp_path, container):
     assert found.container == container
     assert found.passed == (container == "modelopt")
     assert note(found) == ("1 to 2^-7" if container == "modelopt" else "1 to 2^-21")
+
+
+def test_a_kept_matrix_in_8_bits_is_what_the_manifest_says_it_is(tmp_path):
+    """A source may hold raw FP8: what was copied from it is no fault of the output, which has a
+    manifest; without one nothing says what its codes mean."""
+    raw = weight(32, 32).to(torch.float8_e4m3fn)
+    source = single(tmp_path / "source", {"a.weight": weight(32, 32), "b.weight": raw})
+    api.quantize(source, tmp_path / "out", api.Request(scheme="fp8"), device="cpu")
+    assert api.verify(tmp_path / "out", device="cpu").passed
+    (tmp_path / "out" / "lowbit.json").unlink()
+    found = api.verify(tmp_path / "out", device="cpu")
+    assert [(one.kind, one.tensor) for one in found.problems] == [("unknown", "b.weight")]
