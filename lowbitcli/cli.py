@@ -280,7 +280,7 @@ def plan(
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> int:
-    """Say what quantize would do, to the byte.
+    """Say what quantize would do, tensor by tensor.
 
     Reads headers only, writes nothing.
 
