@@ -12,6 +12,7 @@ from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.containers.modelopt import MODELOPT
 from lowbitcli.containers.native_mxfp8 import NATIVE_MXFP8
 from lowbitcli.containers.plain import PLAIN
+from lowbitcli.containers.torchao import TORCHAO
 from lowbitcli.errors import UsageError
 
 CONTAINERS: tuple[Container, ...] = (
@@ -22,6 +23,7 @@ CONTAINERS: tuple[Container, ...] = (
     NATIVE_MXFP8,
     GPT_OSS,
     COMFYUI,
+    TORCHAO,
     PLAIN,
 )
 

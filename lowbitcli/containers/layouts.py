@@ -9,6 +9,7 @@ this module imports no tensor library.
 | identity | as it is |
 | vector1 | a scalar as `[1]` |
 | reciprocal1 | a scalar as the `[1]` tensor of its reciprocal, at most the largest fp32 |
+| matrix1 | a scalar as `[1, 1]` |
 | column | `[*, R, 1]` as `[*, R]` |
 | blocks4d | `[*, A, B]` as `[*, A, 1, B, 1]` |
 | sixteens | `[*, R, C]` as `[*, R, C/16, 16]` |
@@ -16,11 +17,13 @@ this module imports no tensor library.
 | padded n x m | zeros below and to the right, up to multiples of n and m |
 | padded, high first | that, and the two nibbles of a byte exchanged |
 | swizzled 128x4 | padded 128 x 4, and tile after tile in the order of tensor cores |
+| swizzled 32x16 | the same bytes, a fourth of the rows and four times the columns |
 
 The padded ones depend on the shape: `fitted` gives the layout for one.
 Sources: vector1, reciprocal1: compressed-tensors 0.20.1, `quantization/utils/helpers.py`
 (generate_gparam) and the checkpoints that llm-compressor 0.14 writes; column, blocks4d: ModelOpt
-0.47 exports; sixteens: gpt-oss; padded and swizzled: comfy-kitchen 0.2.40, `float_utils.py`.
+0.47 exports; sixteens: gpt-oss; padded and swizzled: comfy-kitchen 0.2.40, `float_utils.py`;
+matrix1, swizzled 32x16: torchao 0.18, `prototype/mx_formats/utils.py`.
 """
 
 from collections.abc import Callable
@@ -80,6 +83,12 @@ RECIPROCAL1 = Layout(
     lambda scalar: _to_vector(_reciprocal(scalar)),
     lambda vector: _reciprocal(_from_vector(vector)),
     _as_vector,
+)
+MATRIX1 = Layout(
+    "matrix1",
+    lambda scalar: scalar.reshape(1, 1) if scalar.dim() == 0 else scalar,
+    lambda stored: stored.reshape(()) if tuple(stored.shape) == (1, 1) else stored,
+    lambda spec: TensorSpec(spec.name, spec.dtype, spec.shape or (1, 1)),
 )
 COLUMN = Layout(
     "column",
@@ -193,10 +202,33 @@ SWIZZLED128X4 = Layout(
     "swizzled128x4", _unfitted, _unfitted, partial(_padded_spec, 128, 4), _swizzled
 )
 
+
+def _wide(spec: TensorSpec) -> TensorSpec:
+    spec = _padded_spec(128, 4, spec)
+    rows, cols = spec.shape[-2:]
+    return TensorSpec(spec.name, spec.dtype, (*spec.shape[:-2], rows // 4, cols * 4))
+
+
+@cache
+def _swizzled_wide(shape: Shape) -> Layout:
+    rows, cols = shape[-2:]
+    stored = _padded_spec(128, 4, TensorSpec("", "U8", shape)).shape
+    wide = (*stored[:-2], stored[-2] // 4, stored[-1] * 4)
+    return Layout(
+        "swizzled32x16",
+        lambda scale: _swizzle(scale).reshape(wide),
+        lambda tensor: _unswizzle(rows, cols, tensor.reshape(stored)),
+        _wide,
+    )
+
+
+SWIZZLED32X16 = Layout("swizzled32x16", _unfitted, _unfitted, _wide, _swizzled_wide)
+
 LAYOUTS = (
     IDENTITY,
     VECTOR1,
     RECIPROCAL1,
+    MATRIX1,
     COLUMN,
     BLOCKS4D,
     SIXTEENS,
@@ -204,4 +236,5 @@ LAYOUTS = (
     padded(16, 16),
     padded(16, 8, swap=True),
     SWIZZLED128X4,
+    SWIZZLED32X16,
 )

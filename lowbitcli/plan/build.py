@@ -11,7 +11,7 @@ from lowbitcli.checkpoint import manifest, shard_index
 from lowbitcli.checkpoint.header import lay_out
 from lowbitcli.checkpoint.made import Made
 from lowbitcli.checkpoint.reader import Checkpoint
-from lowbitcli.containers import Container
+from lowbitcli.containers import Container, torchao
 from lowbitcli.containers import container as container_of
 from lowbitcli.containers.container import Declaration, Stored
 from lowbitcli.containers.plain import PLAIN
@@ -270,7 +270,10 @@ def _index_name(files: Sequence[OutputFile]) -> str:
 
 
 def _carried(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {k: v for k, v in metadata.items() if not k.startswith(STORAGE_METADATA)}
+    dropped = {*torchao.storage_keys(metadata)}
+    return {
+        k: v for k, v in metadata.items() if not k.startswith(STORAGE_METADATA) and k not in dropped
+    }
 
 
 def _json(value: Any) -> bytes:

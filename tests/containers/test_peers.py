@@ -39,6 +39,13 @@ SCHEMES = {
         "mxfp8": "mxfp8",
         "mxfp4": "mxfp4",
     },
+    "torchao": {
+        "float8": "fp8_channel fp8_tensor fp8_block128",
+        "mx": "mxfp8 mxfp4",
+        "mx-swizzled": "mxfp8 mxfp4",
+        "nvfp4": "nvfp4",
+        "nvfp4-swizzled": "nvfp4",
+    },
 }
 PAIRS = [(container, name) for container, names in SCHEMES.items() for name in names]
 CT = GOLDEN / "compressed-tensors"
@@ -98,6 +105,8 @@ def test_they_go_through_another_container_and_back_unchanged(tmp_path, containe
     """Codes and scales are those of the ecosystem's tool; only where they are kept changes."""
     source = GOLDEN / container / name
     if container == "modelopt" and {"fp8_tensor", "mxfp4"} & set(SCHEMES[container][name].split()):
+        pytest.skip("read, and not written")
+    if container == "torchao":
         pytest.skip("read, and not written")
     recipe = tmp_path / "recipe.yaml"
     scheme = SCHEMES[container][name]
