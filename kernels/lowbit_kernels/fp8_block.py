@@ -1,17 +1,22 @@
-"""FP8 E4M3 with an FP32 scale for a block of 128 x 128, or of 1 x 128: `w ~= data * scale`.
+"""FP8, E4M3 or E5M2, with an FP32 scale for a block of 128 x 128, or of 1 x 128:
+`w ~= data * scale`.
 
     a = max(amax of the block, 1e-4)
-    scale = fl(a / 448)                                rule amax
+    scale = fl(a / max)                                rule amax; max 448, of E5M2 57344
     scale = the least power of two not below that      rule ue8m0, from 2^-126 to 2^127
-    data = e4m3(clamp(fl(w * fl(1 / scale))))          nearest, ties to even
+    data = element(clamp(fl(w * fl(1 / scale))))       nearest, ties to even
 
 | | data | scale |
 |---|---|---|
-| 128 x 128 | e4m3 `[*, R, C]` | fp32 `[*, ceil(R/128), ceil(C/128)]` |
-| 1 x 128 | e4m3 `[*, R, C]` | fp32 `[*, R, ceil(C/128)]` |
+| 128 x 128 | e4m3 or e5m2 `[*, R, C]` | fp32 `[*, ceil(R/128), ceil(C/128)]` |
+| 1 x 128 | e4m3 or e5m2 `[*, R, C]` | fp32 `[*, R, ceil(C/128)]` |
 
 Blocks at the lower and right edge hold what is left. The floor of 1e-4 flushes blocks that lie
-below it. A block that holds a NaN has scale NaN, one that holds an Inf scale Inf (ue8m0: 2^127).
+below it.
+What is no number shows in its block alone. One that holds a NaN has scale NaN and every code 0x7F.
+One that holds an Inf and no NaN has scale Inf and codes of zero with the element's sign, 0x7F where
+it is infinite, and all of it decodes to NaN; by rule ue8m0 it has scale 2^127, in whose units an
+Inf saturates (0x7E, 0xFE; of E5M2 0x7B, 0xFB).
 Source: DeepGEMM `deep_gemm/utils/math.py` `per_block_cast_to_fp8`, `per_token_cast_to_fp8`, whose
 scales DeepSeek's checkpoints call `weight_scale_inv` though they multiply.
 """
@@ -24,11 +29,13 @@ from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, rounding
+from lowbit_kernels.formats import E4M3, E5M2, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
 from lowbit_kernels.rounding import (
-    decode_e4m3,
+    FP8_DTYPES,
     decode_e8m0,
+    decode_fp8,
     encode_e8m0,
     fp8_bytes,
     magnitude,
@@ -41,9 +48,9 @@ BLOCK = 128
 RULES = ("amax", "ue8m0")
 
 
-def scale_of(amax: Tensor, rule: str) -> Tensor:
+def scale_of(amax: Tensor, rule: str, element: Format = E4M3) -> Tensor:
     """Return fp32 scales of blocks with largest magnitudes `amax`."""
-    scale = amax.clamp(min=1e-4) / torch.full_like(amax, 448.0)
+    scale = amax.clamp(min=1e-4) / torch.full_like(amax, element.max)
     if rule == "ue8m0":
         code = rounding.e8m0_ceil(scale)
         scale = rounding.e8m0_value(torch.where(code == 0, 1, code))
@@ -62,12 +69,12 @@ def _crop(tiles: Tensor, rows: int, cols: int) -> Tensor:
     return tiles.flatten(-2).flatten(-3, -2)[..., :rows, :cols].contiguous()
 
 
-def _quantize_reference(w: Tensor, high: int, rule: str) -> tuple[Tensor, Tensor]:
+def _quantize_reference(w: Tensor, high: int, rule: str, element: Format) -> tuple[Tensor, Tensor]:
     tiles = _tiles(w, high)
     blocks = tiles.transpose(-3, -2).flatten(-2)
-    scale = scale_of(amax_of.rows(blocks), rule)
+    scale = scale_of(amax_of.rows(blocks), rule, element)
     inverse = (torch.ones_like(scale) / scale).unsqueeze(-2).unsqueeze(-1)
-    return _crop(rounding.to_e4m3(tiles * inverse), *w.shape[-2:]), scale
+    return _crop(rounding.to_fp8(tiles * inverse, element), *w.shape[-2:]), scale
 
 
 def _dequantize_reference(data: Tensor, scale: Tensor, high: int, dtype: torch.dtype) -> Tensor:
@@ -78,7 +85,7 @@ def _dequantize_reference(data: Tensor, scale: Tensor, high: int, dtype: torch.d
 @jit
 def _quantize_kernel(
     w_ptr,  # [matrices, rows, cols] fp32, fp16, or bf16 as int16
-    data_ptr,  # the same in E4M3 as uint8
+    data_ptr,  # the same in FP8 codes as uint8
     scale_ptr,  # [matrices, row blocks, column blocks] fp32
     rows,
     cols,
@@ -87,6 +94,7 @@ def _quantize_kernel(
     BF16: tl.constexpr,
     ALIGNED: tl.constexpr,
     NATIVE: tl.constexpr,
+    ELEMENT: tl.constexpr,
     RULE: tl.constexpr,
     HIGH: tl.constexpr,
     PER_ROW: tl.constexpr,
@@ -111,7 +119,8 @@ def _quantize_kernel(
     top = tl.max(patterns(x), axis=1)
     top = tl.max(tl.reshape(top, [HIGH, 16]), axis=1) if PER_ROW else tl.max(top, axis=0)
     amax = magnitude(top, tl.int16 if BF16 else w_ptr.dtype.element_ty)
-    scale = tl.math.div_rn(tl.where(amax < 1e-4, 1e-4, amax), 448.0)
+    largest = 448.0 if ELEMENT == "E4M3" else 57344.0
+    scale = tl.math.div_rn(tl.where(amax < 1e-4, 1e-4, amax), largest)
     if RULE == "ue8m0":
         scale = decode_e8m0(tl.maximum(encode_e8m0(scale), 1))
     inverse = tl.math.div_rn(1.0, scale)
@@ -121,18 +130,19 @@ def _quantize_kernel(
         inverse = tl.reshape(tl.broadcast_to(inverse[:, None], [HIGH, 16]), [HIGH * 16])[:, None]
     else:
         tl.store(scale_ptr + tl.program_id(0), scale)
-    tl.store(data_ptr + base + offset, fp8_bytes(widen(x, BF16) * inverse, "E4M3", NATIVE), mask)
+    tl.store(data_ptr + base + offset, fp8_bytes(widen(x, BF16) * inverse, ELEMENT, NATIVE), mask)
 
 
 @jit
 def _dequantize_kernel(
-    data_ptr,  # [matrices, rows, cols] E4M3 as uint8
+    data_ptr,  # [matrices, rows, cols] FP8 codes as uint8
     scale_ptr,  # [matrices, row blocks, column blocks] fp32
     out_ptr,  # [matrices, rows, cols] fp32, fp16 or bf16
     rows,
     cols,
     down,  # tiles of 32 x 128 in a column
     across,  # and in a row
+    ELEMENT: tl.constexpr,
     HIGH: tl.constexpr,
 ):
     """Dequantize 32 x 128 elements."""
@@ -146,16 +156,17 @@ def _dequantize_kernel(
     blocks = (rows + HIGH - 1) // HIGH
     place = (matrix * blocks + row // HIGH) * across + column
     scale = tl.load(scale_ptr + place, mask=row < rows, other=0)
-    value = decode_e4m3(tl.load(data_ptr + offset, mask=mask, other=0).to(tl.int32))
+    code = tl.load(data_ptr + offset, mask=mask, other=0).to(tl.int32)
+    value = decode_fp8(code, ELEMENT)
     out = narrow(value * scale[:, None], out_ptr.dtype.element_ty)
     tl.store(out_ptr + offset, out, mask=mask)
 
 
-def _launch_quantize(w: Tensor, high: int, rule: str) -> tuple[Tensor, Tensor]:
+def _launch_quantize(w: Tensor, high: int, rule: str, element: Format) -> tuple[Tensor, Tensor]:
     lead, (rows, cols) = w.shape[:-2], w.shape[-2:]
     tall = 128 if high == BLOCK else 32
     down, across = -(-rows // tall), -(-cols // BLOCK)
-    data = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
+    data = torch.empty(w.shape, dtype=FP8_DTYPES[element.name], device=w.device)
     shape = (*lead, -(-rows // high), across)
     scale = torch.empty(shape, dtype=torch.float32, device=w.device)
     with torch.cuda.device_of(w):
@@ -170,6 +181,7 @@ def _launch_quantize(w: Tensor, high: int, rule: str) -> tuple[Tensor, Tensor]:
             BF16=w.dtype == torch.bfloat16,
             ALIGNED=cols % 16 == 0,
             NATIVE=converts_fp8(w),
+            ELEMENT=element.name,
             RULE=rule,
             HIGH=tall,
             PER_ROW=high == 1,
@@ -193,34 +205,44 @@ def _launch_dequantize(data: Tensor, scale: Tensor, high: int, dtype: torch.dtyp
             cols,
             down,
             across,
+            ELEMENT="E5M2" if data.dtype == torch.float8_e5m2 else "E4M3",
             HIGH=high,
             **OPTIONS,
         )
     return out
 
 
-def quantize(w: Tensor, rule: str = "amax", high: int = BLOCK) -> tuple[Tensor, Tensor]:
-    """Quantize `w [*, R, C]` by blocks of `high` x 128; return data e4m3 and scale fp32.
+def quantize(
+    w: Tensor, rule: str = "amax", high: int = BLOCK, element: Format = E4M3
+) -> tuple[Tensor, Tensor]:
+    """Quantize `w [*, R, C]` to E4M3 or E5M2 by blocks of `high` x 128; return data and scale fp32.
 
+    What NaN and Inf give stands at the head of this module.
     Raises ValueError for a dtype or shape that is no weight, an unknown rule, another height than
-    128 or 1.
+    128 or 1, another element.
     """
     amax_of.check_weight(w)
     _check(rule, high)
+    if element not in (E4M3, E5M2):
+        raise ValueError(f"an FP8 element is E4M3 or E5M2, not {element.name}")
     if use_kernel(w) or not cpu.takes(w):
         run = _launch_quantize if use_kernel(w) else _quantize_reference
-        return run(w, high, rule)
+        return run(w, high, rule, element)
     rows, cols = w.shape[-2:]
-    data = torch.empty(w.shape, dtype=torch.float8_e4m3fn)
+    data = torch.empty(w.shape, dtype=FP8_DTYPES[element.name])
     scale = torch.empty((*w.shape[:-2], -(-rows // high), -(-cols // BLOCK)))
-    cpu.by_rows(lambda part: _quantize_reference(part, high, rule), high, (w,), (data, scale))
+
+    def run_slice(part: Tensor) -> tuple[Tensor, Tensor]:
+        return _quantize_reference(part, high, rule, element)
+
+    cpu.by_rows(run_slice, high, (w,), (data, scale))
     return data, scale
 
 
 def dequantize(
     data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16, high: int = BLOCK
 ) -> Tensor:
-    """Return `[*, R, C]` in `dtype` of e4m3 `data` and scales for blocks of `high` x 128."""
+    """Return `[*, R, C]` in `dtype` of FP8 `data` and scales for blocks of `high` x 128."""
     _check("amax", high)
     if use_kernel(data) or not cpu.takes(data):
         run = _launch_dequantize if use_kernel(data) else _dequantize_reference

@@ -163,7 +163,7 @@ def _fp8_kernel(
         place = tl.multiple_of(place, 16)
     left = tl.load(row_ptr + 1) - start
     fp8.cast_tile(
-        address + start, data_ptr + place + start, scale, left, BF16, ALIGNED, NATIVE, TILE
+        address + start, data_ptr + place + start, scale, left, "E4M3", BF16, ALIGNED, NATIVE, TILE
     )
 
 

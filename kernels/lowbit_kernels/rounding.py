@@ -1,22 +1,27 @@
-"""Round fp32 to E4M3, E2M1 and E8M0: once in torch, once in integers for use inside kernels.
+"""Round fp32 to E4M3, E5M2, E2M1 and E8M0: once in torch, once in integers for use inside kernels.
 
 | to | rule | out of range | NaN |
 |---|---|---|---|
 | E4M3 | nearest, ties to even | saturates at 448, Inf too | 0x7F, without a sign |
+| E5M2 | nearest, ties to even | saturates at 57344, Inf too | 0x7F, without a sign |
 | E2M1 | nearest, ties to even | saturates at 6, Inf too | 7 (the value 6) |
 | E8M0 | the next power of two up | 0 and below 2^-127: code 0; Inf: 254 | 255 |
 
 E2M1: with a the magnitude, the code is the least of 2a, a + 2, a/2 + 4 and 7, since that is a
 concave chain of lines through the eight values. Adding 2^23 in the same operation leaves fp32 no
 bits below the integer, so one addition rounds to nearest, ties to even code. Sources: OCP 8-bit
-Floating Point Specification 1.0 (E4M3), OCP Microscaling Formats 1.0 (E2M1, E8M0), PTX ISA
+Floating Point Specification 1.0 (E4M3, E5M2), OCP Microscaling Formats 1.0 (E2M1, E8M0), PTX ISA
 `cvt.rn.satfinite.e2m1x2.f32`, `cvt.rp.satfinite.ue8m0x2.f32`.
 """
 
 import torch
 from torch import Tensor
 
+from lowbit_kernels.formats import E4M3, Format
 from lowbit_kernels.jit import COMPILED, jit, tl
+
+# What FP8 elements are kept in.
+FP8_DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 
 _MAGIC = float(2**23)
 _MAGIC_BITS = 0x4B000000  # the pattern of 2^23, so 2^23 + n has the pattern of this plus n
@@ -48,6 +53,11 @@ def e2m1_magnitude(a: Tensor) -> Tensor:
     least = torch.minimum(steep.view(torch.int32), middle.view(torch.int32))
     least = torch.minimum(least, flat.view(torch.int32))
     return least.clamp_(max=_MAGIC_BITS + 7).to(torch.uint8) & 7
+
+
+def to_fp8(x: Tensor, element: Format) -> Tensor:
+    """Round fp32 `x` to E4M3 or E5M2."""
+    return to_e4m3(x) if element is E4M3 else to_e5m2(x)
 
 
 def to_e2m1(q: Tensor, negative: Tensor) -> Tensor:
@@ -152,13 +162,13 @@ def magnitude(pattern, DTYPE: tl.constexpr):
 
 @jit
 def divide(x, s):
-    """Return x / s, exact wherever a rounding to E4M3 or E2M1 could tell; `s` is a scalar.
+    """Return x / s, exact wherever a rounding to E4M3, E5M2 or E2M1 could tell; `s` is a scalar.
 
     One correction by the exact remainder replaces the division. It needs a reciprocal and a
     remainder that are normal numbers, so a scale near the ends of fp32 takes the true division.
     """
     if COMPILED:
-        if (s > 2.0**-90) & (s < 2.0**100):
+        if (s > 2.0**-80) & (s < 2.0**100):
             r = tl.math.div_rn(1.0, s)
             q = x * r
             fixed = tl.fma(tl.fma(-q, s, x), r, q)
@@ -226,6 +236,15 @@ def fp8_bytes(x, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
         return encode_e4m3(x).to(tl.uint8)
     else:
         return encode_e5m2(x).to(tl.uint8)
+
+
+@jit
+def decode_fp8(code, ELEMENT: tl.constexpr):
+    """Return fp32 values of the codes 0 to 255 of E4M3 or E5M2."""
+    if ELEMENT == "E4M3":
+        return decode_e4m3(code)
+    else:
+        return decode_e5m2(code)
 
 
 @jit

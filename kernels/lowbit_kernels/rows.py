@@ -1,9 +1,10 @@
-"""A row with a scale of its own, in E4M3 or INT8: the kernel under `fp8.quantize_channel` and
+"""A row with a scale of its own, in FP8 or INT8: the kernel under `fp8.quantize_channel` and
 `integer.quantize_channel`, which hold its equations and its references.
 
 | | data | scale |
 |---|---|---|
 | E4M3 | e4m3 `[*, R, C]` | fp32 `[*, R, 1]` = fl(amax / 448) |
+| E5M2 | e5m2 `[*, R, C]` | fp32 `[*, R, 1]` = fl(amax / 57344) |
 | INT8 | int8 `[*, R, C]` | fp32 `[*, R, 1]` = fl(amax / 127) |
 
 A program takes a row. Up to 16,384 columns it holds all of it in registers and reads it once.
@@ -15,18 +16,18 @@ A program takes a row. Up to 16,384 columns it holds all of it in registers and 
 import torch
 from torch import Tensor
 
-from lowbit_kernels.formats import E4M3, Format
+from lowbit_kernels.formats import INT8, Format
 from lowbit_kernels.jit import converts_fp8, jit, loadable, tl
-from lowbit_kernels.rounding import divide, fp8_bytes, magnitude, patterns, widen
+from lowbit_kernels.rounding import FP8_DTYPES, divide, fp8_bytes, magnitude, patterns, widen
 
 HELD = 16384  # columns that a program of eight warps holds, 64 to a thread
 
 
 @jit
 def _codes(q, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the codes of quotients q: E4M3 as uint8, or int8 in -127 to 127, NaN 0."""
-    if ELEMENT == "E4M3":
-        return fp8_bytes(q, "E4M3", NATIVE)
+    """Return the codes of quotients q: FP8 as uint8, or int8 in -127 to 127, NaN 0."""
+    if ELEMENT != "INT8":
+        return fp8_bytes(q, ELEMENT, NATIVE)
     else:
         q = tl.where(q > 127.0, 127.0, tl.where(q < -127.0, -127.0, tl.where(q == q, q, 0.0)))
         # Adding 1.5 * 2^23 leaves no bits below the integer: nearest, ties to even.
@@ -63,7 +64,8 @@ def quantize_row(
             tops = tl.maximum(tops, patterns(x))
         top = tl.max(tl.max(tops, axis=1), axis=0)
     amax = magnitude(top, tl.int16 if BF16 else w_ptr.dtype.element_ty)
-    scale = tl.math.div_rn(amax, 448.0 if ELEMENT == "E4M3" else 127.0)
+    largest = 448.0 if ELEMENT == "E4M3" else (57344.0 if ELEMENT == "E5M2" else 127.0)
+    scale = tl.math.div_rn(amax, largest)
     scale = tl.where(scale == 0, 2.0**-149, scale)
     scale = tl.where(amax == 0, 1.0, scale)
     tl.store(scale_ptr, scale)
@@ -81,7 +83,7 @@ def quantize_row(
 @jit
 def _row_kernel(
     w_ptr,  # [rows, cols] fp32, fp16, or bf16 as int16
-    data_ptr,  # [rows, cols] E4M3 as uint8, or int8
+    data_ptr,  # [rows, cols] FP8 codes as uint8, or int8
     scale_ptr,  # [rows] fp32
     cols,
     BF16: tl.constexpr,
@@ -114,15 +116,15 @@ def shape_of_launch(cols: int, aligned: bool, size: int) -> dict[str, int | bool
 
 
 def launch(w: Tensor, element: Format) -> tuple[Tensor, Tensor]:
-    """Quantize the rows of `w` to E4M3 or INT8; return data `[*, R, C]` and scale `[*, R, 1]`."""
+    """Quantize the rows of `w` to FP8 or INT8; return data `[*, R, C]` and scale `[*, R, 1]`."""
     cols = w.shape[-1]
-    dtype = torch.float8_e4m3fn if element is E4M3 else torch.int8
+    dtype = FP8_DTYPES.get(element.name, torch.int8)
     data = torch.empty(w.shape, dtype=dtype, device=w.device)
     scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32, device=w.device)
     with torch.cuda.device_of(w):
         _row_kernel[(scale.numel(),)](
             loadable(w),
-            data.view(torch.uint8) if element is E4M3 else data,
+            data if element is INT8 else data.view(torch.uint8),
             scale,
             cols,
             BF16=w.dtype == torch.bfloat16,

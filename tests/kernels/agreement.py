@@ -4,6 +4,7 @@
 difference; that needs TRITON_INTERPRET=1, which must be set before triton is imported.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -56,37 +57,43 @@ def amax_matrix(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
 
 
 def fp8_tensor(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    for name, w in _matrices(device, dtype):
-        yield name, lambda w=w: fp8.quantize_tensor(w)
-    samples = weights(dtype, 5, 13)
-    for name in ("wide", "nan", "inf") if dtype == torch.bfloat16 else ("wide",):
-        w = samples[name].to(device)
-        yield f"ragged {name}", lambda w=w: fp8.quantize_tensor(w)
-        scale = torch.tensor(0.1, device=device)
-        yield f"given {name}", lambda w=w, scale=scale: fp8.quantize_tensor(w, scale)
+    for element in (E4M3, E5M2):
+        for name, w in _matrices(device, dtype):
+            yield f"{element.name} {name}", lambda w=w, e=element: fp8.quantize_tensor(w, None, e)
+        samples = weights(dtype, 5, 13)
+        for name in ("wide", "nan", "inf") if dtype == torch.bfloat16 else ("wide",):
+            w, scale = samples[name].to(device), torch.tensor(0.1, device=device)
+            for given, s in (("ragged", None), ("given", scale), ("small", scale * 2.0**-95)):
+                yield (
+                    f"{element.name} {given} {name}",
+                    lambda w=w, s=s, e=element: fp8.quantize_tensor(w, s, e),
+                )
 
 
 def fp8_channel(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    for name, w in _matrices(device, dtype):
-        yield name, lambda w=w: fp8.quantize_channel(w)
     ragged = weights(dtype, 5, 13)["wide"].to(device)
-    yield "ragged", lambda: fp8.quantize_channel(ragged)
     long = torch.linspace(-3, 3, 2 * 1500, device=device).to(dtype).reshape(2, -1)
-    yield "long", lambda: fp8.quantize_channel(long)
+    for element in (E4M3, E5M2):
+        for name, w in (*_matrices(device, dtype), ("ragged", ragged), ("long", long)):
+            yield f"{element.name} {name}", lambda w=w, e=element: fp8.quantize_channel(w, e)
 
 
 def fp8_dequantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    every = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-    for shape in ((2, 128), (256, 1)):
-        data = every.reshape(shape)
-        for scale in (1.0, 0.3, 1e38, 1e-43, torch.nan):
-            s = torch.tensor(scale, device=device)
+    codes = torch.arange(256, dtype=torch.uint8, device=device)
+    for stored in (torch.float8_e4m3fn, torch.float8_e5m2):
+        for shape in ((2, 128), (256, 1)):
+            data = codes.view(stored).reshape(shape)
+            for scale in (1.0, 0.3, 1e38, 1e-43, torch.nan):
+                s = torch.tensor(scale, device=device)
+                yield (
+                    f"{stored} tensor {shape} {scale}",
+                    lambda d=data, s=s: fp8.dequantize_tensor(d, s, dtype),
+                )
+            s = torch.linspace(1e-6, 3, shape[0], device=device)[:, None]
             yield (
-                f"tensor {shape} {scale}",
-                lambda d=data, s=s: fp8.dequantize_tensor(d, s, dtype),
+                f"{stored} channel {shape}",
+                lambda d=data, s=s: fp8.dequantize_channel(d, s, dtype),
             )
-        s = torch.linspace(1e-6, 3, shape[0], device=device)[:, None]
-        yield f"channel {shape}", lambda d=data, s=s: fp8.dequantize_channel(d, s, dtype)
 
 
 def mx_quantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
@@ -151,21 +158,22 @@ def fp8_block_both(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]
     samples["large"] = weights(dtype, 140, 264)["wide"].to(device)
     samples["ragged"] = weights(dtype, 131, 133)["wide"].to(device)
     samples["stack"] = torch.stack([samples["wide"], samples["gauss"]])
-    for name, w in samples.items():
-        for rule in fp8_block.RULES:
-            for high in (1, 128):
+    choices = itertools.product((E4M3, E5M2), fp8_block.RULES, (1, 128))
+    for element, rule, high in choices:
+        for name, w in samples.items():
+            if element is E4M3 or name not in ("sparse", "ties", "ties_scaled", "tiny_blocks"):
                 yield (
-                    f"{name} {rule} {high}",
-                    lambda w=w, r=rule, h=high: fp8_block.quantize(w, r, h),
+                    f"{element.name} {name} {rule} {high}",
+                    lambda w=w, r=rule, h=high, e=element: fp8_block.quantize(w, r, h, e),
                 )
-    for name in ("large", "ragged", "stack"):
-        for high in (1, 128):
-            with references():
-                data, scale = fp8_block.quantize(samples[name], "amax", high)
-            yield (
-                f"back {name} {high}",
-                lambda d=data, s=scale, h=high: fp8_block.dequantize(d, s, dtype, h),
-            )
+        if rule == "amax":
+            for name in ("large", "ragged", "stack"):
+                with references():
+                    data, scale = fp8_block.quantize(samples[name], rule, high, element)
+                yield (
+                    f"{element.name} back {name} {high}",
+                    lambda d=data, s=scale, h=high: fp8_block.dequantize(d, s, dtype, h),
+                )
 
 
 def integer_both(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:

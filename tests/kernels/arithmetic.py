@@ -59,12 +59,14 @@ def pack(codes: np.ndarray) -> np.ndarray:
     return codes[..., 0::2] + codes[..., 1::2] * 16
 
 
-def fp8_scaled(x: np.ndarray, amax: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fp8_scaled(
+    x: np.ndarray, amax: np.ndarray, values: np.ndarray = E4M3
+) -> tuple[np.ndarray, np.ndarray]:
     """Return codes and scales of x by FP8's rule, `amax` in a shape that broadcasts."""
-    scale = amax.astype(F32) / F32(448)
+    scale = amax.astype(F32) / F32(values[-1])
     scale = np.where(amax == 0, F32(1), np.maximum(scale, F32(2.0**-149)))
     with np.errstate(over="ignore"):
-        return fp8(x / scale), scale
+        return fp8(x / scale, values), scale
 
 
 def mx(x: np.ndarray, values: np.ndarray, rule: str = "amax") -> tuple[np.ndarray, np.ndarray]:

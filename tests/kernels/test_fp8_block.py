@@ -5,35 +5,40 @@ import pytest
 import torch
 
 from lowbit_kernels import fp8_block
+from lowbit_kernels.formats import E4M3, E5M2
 from tests.kernels import arithmetic
 from tests.kernels.samples import DTYPES, difference, finite, weights
 
 F32 = np.float32
 
 
-def by_loop(x: np.ndarray, high: int, power_of_two: bool) -> tuple[np.ndarray, np.ndarray]:
+def by_loop(
+    x: np.ndarray, high: int, power_of_two: bool, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     codes = np.zeros(x.shape, np.uint8)
     scales = np.zeros((-(-x.shape[0] // high), -(-x.shape[1] // 128)), F32)
     for i in range(scales.shape[0]):
         for j in range(scales.shape[1]):
             place = np.s_[i * high : (i + 1) * high, j * 128 : (j + 1) * 128]
-            scale = max(np.abs(x[place]).max(), F32(1e-4)) / F32(448)
+            scale = max(np.abs(x[place]).max(), F32(1e-4)) / F32(values[-1])
             if power_of_two:
                 scale = F32(arithmetic.E8M0[np.searchsorted(arithmetic.E8M0, scale)])
             scales[i, j] = scale
-            codes[place] = arithmetic.fp8(x[place] * (F32(1) / scale))
+            codes[place] = arithmetic.fp8(x[place] * (F32(1) / scale), values)
     return codes, scales
 
 
 @pytest.mark.parametrize("rule", fp8_block.RULES)
 @pytest.mark.parametrize("high", [1, 128])
 @pytest.mark.parametrize("shape", [(128, 128), (130, 260), (5, 13)])
+@pytest.mark.parametrize("element", [E4M3, E5M2], ids=lambda element: element.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_quantize(dtype, shape, high, rule):
+def test_quantize(dtype, element, shape, high, rule):
+    values = arithmetic.E4M3 if element is E4M3 else arithmetic.E5M2
     for name in ("wide", "sparse", "subnormal", "huge", "ties"):
         w = weights(dtype, *shape)[name]
-        data, scale = fp8_block.quantize(w, rule, high)
-        codes, want = by_loop(w.float().numpy(), high, rule == "ue8m0")
+        data, scale = fp8_block.quantize(w, rule, high, element)
+        codes, want = by_loop(w.float().numpy(), high, rule == "ue8m0", values)
         np.testing.assert_array_equal(scale.numpy(), want)
         np.testing.assert_array_equal(data.view(torch.uint8).numpy(), codes)
         back = fp8_block.dequantize(data, scale, dtype, high)

@@ -42,10 +42,11 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
     constants = {"BF16": bf16, "TILE": 4096, "LOOPS": 4}
     yield Variant("amax", "_matrix_kernel", w | {"out_ptr": "*i32"} | flat, constants)
     for eights in (True, False):
-        cast = {"BF16": bf16, "ALIGNED": eights, "NATIVE": native, "TILE": 256}
-        yield Variant("fp8", "_cast_kernel", w | data | flat, cast)
-        back = {"ALIGNED": eights, "TILE": 128}
-        yield Variant("fp8", "_dequantize_kernel", data | out | flat, back, 2)
+        for element in ("E4M3", "E5M2"):
+            cast = {"BF16": bf16, "ALIGNED": eights, "NATIVE": native, "TILE": 256}
+            yield Variant("fp8", "_cast_kernel", w | data | flat, cast | {"ELEMENT": element})
+            back = {"ELEMENT": element, "ALIGNED": eights, "TILE": 128}
+            yield Variant("fp8", "_dequantize_kernel", data | out | flat, back, 2)
     warps = 8 if name == "fp32" else 4
     block = {"BF16": bf16, "ALIGNED": True, "NATIVE": native, "RULE": "amax"}
     tile, row = block | {"HIGH": 128, "PER_ROW": False}, block | {"HIGH": 32, "PER_ROW": True}
@@ -54,10 +55,13 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
         (row, warps // 4),
         (tile | {"RULE": "ue8m0", "ALIGNED": False}, 4 * warps),
     ):
-        yield Variant("fp8_block", "_quantize_kernel", w | data | sides, constants, many)
-    high = {"HIGH": 1 if name == "fp16" else 128}
-    yield Variant("fp8_block", "_dequantize_kernel", data | out | sides, high)
-    for element, stored in (("E4M3", "*u8"), ("INT8", "*i8")):
+        for element in ("E4M3", "E5M2") if name == "bf16" else ("E4M3",):
+            chosen = constants | {"ELEMENT": element}
+            yield Variant("fp8_block", "_quantize_kernel", w | data | sides, chosen, many)
+    for element in ("E4M3", "E5M2"):
+        high = {"ELEMENT": element, "HIGH": 1 if name == "fp16" else 128}
+        yield Variant("fp8_block", "_dequantize_kernel", data | out | sides, high)
+    for element, stored in (("E4M3", "*u8"), ("E5M2", "*u8"), ("INT8", "*i8")):
         types = w | {"data_ptr": stored, "scale_ptr": "*fp32", "cols": "i32"}
         row = {"BF16": bf16, "ELEMENT": element, "ALIGNED": True, "NATIVE": native}
         yield Variant("rows", "_row_kernel", types, row | {"ONCE": True, "TILE": 2048}, 2 * warps)
