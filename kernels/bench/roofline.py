@@ -18,6 +18,7 @@ L2_ROTATION = (
     160 << 20
 )  # bytes of input that a set of buffers has at least: beyond twice 60 MB of L2
 ROUNDS = 20
+BUSY_CYCLES = 60_000_000  # of the GPU's clock, some 30 ms, in which calls are launched
 WARM_MS = 50  # of replays before any is timed: clocks take that long to rise
 
 
@@ -34,7 +35,8 @@ class Operation:
     """What is measured: contenders for the same result, and the bytes it takes at least.
 
     `minimal(w)` counts each input and output once, `moved(w)` what any implementation of two passes
-    has to move; `check` raises where the contender that is ours is wrong.
+    has to move; `check` raises where the contender that is ours is wrong. `shapes` are the only
+    ones it is measured at. `queued`: its launches copy from the host, which a graph cannot hold.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Operation:
     moved: Callable[[torch.Tensor], float] | None = None
     check: Callable[[torch.Tensor], None] | None = None
     dtype: torch.dtype = torch.bfloat16
+    shapes: Sequence[str] = ()
+    queued: bool = False
 
 
 @dataclass
@@ -86,6 +90,26 @@ def milliseconds(calls: Sequence[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
+def milliseconds_queued(calls: Sequence[Callable[[], object]]) -> float:
+    """Return the median GPU time of one call, all of them launched while the GPU is kept busy."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(ROUNDS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(BUSY_CYCLES)
+        start.record()
+        for call in calls:
+            call()
+        stop.record()
+        if start.query():
+            raise RuntimeError("the GPU was idle before all calls were launched")
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / len(calls))
+    return statistics.median(times)
+
+
 def copy_bandwidth() -> float:
     """Return GB/s of a device-to-device copy of 4 GiB, bytes read and written.
 
@@ -111,8 +135,10 @@ def random_weight(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.
     return (torch.randn(*shape, generator=generator, device="cuda") * 0.02).to(dtype)
 
 
-def measure(operation: Operation, shape: Sequence[int], bandwidth: float) -> list[Row]:
-    """Check, then time every contender of an operation on weights of one shape."""
+def measure(
+    operation: Operation, shape: Sequence[int], bandwidth: float, alone: bool = False
+) -> list[Row]:
+    """Check, then time every contender of an operation on weights of one shape, or `alone` ours."""
     size = torch.empty(0, dtype=operation.dtype).element_size()
     for dimension in shape:
         size *= dimension
@@ -122,10 +148,12 @@ def measure(operation: Operation, shape: Sequence[int], bandwidth: float) -> lis
         operation.check(weights[0])
     rows = []
     for contender in operation.contenders:
+        if alone and not contender.name.startswith("lowbit"):
+            continue
         row = Row(operation.name, contender.name, "x".join(map(str, shape)))
         try:
             calls = [contender.prepare(w) for w in weights]
-            row.milliseconds = milliseconds(calls)
+            row.milliseconds = (milliseconds_queued if operation.queued else milliseconds)(calls)
             rate = bandwidth * row.milliseconds * 1e6
             row.share = operation.minimal(weights[0]) / rate
             if operation.moved is not None:

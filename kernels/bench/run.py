@@ -1,6 +1,6 @@
 """Time every kernel beside its peers and the copy bandwidth of the same run, and print a table.
 
-    python kernels/bench/run.py [--only nvfp4 mx] [--shapes 4096x4096 16384x16384] [--json FILE]
+    python kernels/bench/run.py [--only nvfp4 mx] [--shapes 4096x4096] [--alone] [--json FILE]
 
 Needs a CUDA device, and `lowbit_kernels` installed or on PYTHONPATH. Peers (torchao, comfy-
 kitchen) take part where they are installed.
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from roofline import Row, copy_bandwidth, measure
 
-FAMILIES = ("fp8", "mx", "nvfp4")
+FAMILIES = ("fp8", "mx", "nvfp4", "grouped", "stores", "searches", "errors")
 SHAPES = ("4096x4096", "14336x4096", "16384x16384", "128x2048x768")
 PACKAGES = ("torch", "triton", "torchao", "comfy-kitchen")
 
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=FAMILIES, choices=FAMILIES)
     parser.add_argument("--shapes", nargs="*", default=SHAPES)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--alone", action="store_true", help="leave out all contenders but ours")
     chosen = parser.parse_args()
     bandwidth = copy_bandwidth()
     head = {
@@ -57,8 +58,9 @@ def main() -> None:
     rows: list[Row] = []
     for family in chosen.only:
         for operation in importlib.import_module(family).OPERATIONS:
-            for shape in chosen.shapes:
-                for row in measure(operation, [int(n) for n in shape.split("x")], bandwidth):
+            for shape in operation.shapes or chosen.shapes:
+                sides = [int(n) for n in shape.split("x")]
+                for row in measure(operation, sides, bandwidth, alone=chosen.alone):
                     rows.append(row)
                     print(_line(row), flush=True)
                 torch.cuda.empty_cache()
