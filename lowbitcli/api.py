@@ -115,6 +115,7 @@ def dequantize(
     force: bool = False,
     strict: bool = False,
     raw_fp8: bool = False,
+    max_shard_size: int | None = None,
     max_memory: int | None = None,
     resume: bool = True,
     readback: bool = True,
@@ -128,7 +129,9 @@ def dequantize(
     """
     where = device_of(device)
     options = Options(force, max_memory or DEFAULT, resume, readback)
-    planned = dequantization(source, output, dtype, strict=strict, raw_fp8=raw_fp8)
+    planned = dequantization(
+        source, output, dtype, strict=strict, raw_fp8=raw_fp8, max_shard_size=max_shard_size
+    )
     with planned as (plan, checkpoint):
         result = run(plan, checkpoint, _due(plan), where, options, progress)
         return _outcome(plan, result, {})

@@ -22,6 +22,8 @@ from lowbitcli.program import (
     one_of,
 )
 
+SHARD_SIZE = "--max-shard-size 5GB"
+
 app = typer.Typer(
     name="lowbit",
     help="Turn safetensors checkpoints into low-bit ones, back again, and say what was lost.",
@@ -71,6 +73,7 @@ def quantize(
     nonfinite: opt.Nonfinite = None,
     allow_split_groups: opt.SplitGroups = False,
     fake: opt.Fake = False,
+    max_shard_size: opt.MaxShardSize = None,
     force: opt.Force = False,
     max_memory: opt.MaxMemory = None,
     resume: opt.Resume = True,
@@ -104,6 +107,7 @@ def quantize(
         nonfinite=nonfinite.value if nonfinite else None,
         allow_split_groups=allow_split_groups,
         fake=fake,
+        max_shard_size=byte_count(max_shard_size, SHARD_SIZE),
     )
     if dry_run:
         return _plan(source, output, request, as_json=as_json, quiet=quiet, verbose=verbose)
@@ -137,6 +141,7 @@ def dequantize(
     device: opt.Device = "auto",
     strict: opt.Strict = False,
     raw_fp8: opt.RawFp8 = False,
+    max_shard_size: opt.MaxShardSize = None,
     force: opt.Force = False,
     max_memory: opt.MaxMemory = None,
     resume: opt.Resume = True,
@@ -156,6 +161,7 @@ def dequantize(
     from lowbitcli.checkpoint.ahead import read_ahead
 
     memory = byte_count(max_memory)
+    shard_size = byte_count(max_shard_size, SHARD_SIZE)
     read_ahead(source)  # while the next import loads a tensor library
     from lowbitcli import api
     from lowbitcli.progress import show_progress
@@ -168,6 +174,7 @@ def dequantize(
             device=device,
             strict=strict,
             raw_fp8=raw_fp8,
+            max_shard_size=shard_size,
             force=force,
             max_memory=memory,
             resume=resume,
@@ -276,6 +283,7 @@ def plan(
     nonfinite: opt.Nonfinite = None,
     allow_split_groups: opt.SplitGroups = False,
     fake: opt.Fake = False,
+    max_shard_size: opt.MaxShardSize = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -300,6 +308,7 @@ def plan(
         nonfinite=nonfinite,
         allow_split_groups=allow_split_groups,
         fake=fake,
+        max_shard_size=max_shard_size,
         dry_run=True,
         as_json=as_json,
         quiet=quiet,

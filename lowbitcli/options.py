@@ -99,6 +99,15 @@ MaxMemory = Annotated[
         metavar="SIZE",
     ),
 ]
+MaxShardSize = Annotated[
+    str | None,
+    _option(
+        "--max-shard-size",
+        "MAX_SHARD_SIZE",
+        "cut the output's shards anew, each of at most this size, such as 5GB",
+        metavar="SIZE",
+    ),
+]
 Resume = Annotated[
     bool,
     _option(

@@ -89,14 +89,14 @@ def decibels(text: str | None) -> float | None:
     return value
 
 
-def byte_count(text: str | None) -> int | None:
-    """Return the number of bytes in `2GiB`, `1500 MB` or `2147483648`; raise UsageError for
-    anything else."""
+def byte_count(text: str | None, example: str = "--max-memory 2GiB") -> int | None:
+    """Return the number of bytes in `2GiB`, `1500 MB` or `2147483648`; raise UsageError, with an
+    `example` as its hint, for anything else."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,3})?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
-        raise UsageError(f"{text!r} is no number of bytes", hint="--max-memory 2GiB")
+        raise UsageError(f"{text!r} is no number of bytes", hint=example)
     base = 1024 if found[3] else 1000
     return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
 

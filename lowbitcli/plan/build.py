@@ -19,6 +19,7 @@ from lowbitcli.errors import UsageError
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
 from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
+from lowbitcli.plan.shards import DIFFUSERS, Placed, place
 from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
 from lowbitcli.recipe import Recipe
 from lowbitcli.schemes import BY_NAME, Scheme
@@ -33,8 +34,13 @@ FP8 = ("F8_E4M3", "F8_E5M2")  # with no scale these may be numbers, or codes who
 QUANTIZATION_FILES = ("hf_quant_config.json",)
 
 
-def build(checkpoint: Checkpoint, recipe: Recipe, conditions: Conditions) -> Plan:
-    """Plan a quantization.
+def build(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    conditions: Conditions,
+    max_shard_size: int | None = None,
+) -> Plan:
+    """Plan a quantization; `max_shard_size` is the limit of shards that are cut anew, in bytes.
 
     Raises:
         CheckpointError: the source is wrong, or declares what is not read.
@@ -56,10 +62,16 @@ def build(checkpoint: Checkpoint, recipe: Recipe, conditions: Conditions) -> Pla
         for name, weight in source.weights.items()
     ]
     said = {"name": recipe.name, "digest": recipe.digest, "fake": conditions.fake}
-    return _assemble(checkpoint, source, weights, container, said)
+    return _assemble(checkpoint, source, weights, container, said, max_shard_size)
 
 
-def build_dequantize(checkpoint: Checkpoint, dtype: str, *, raw_fp8: bool = False) -> Plan:
+def build_dequantize(
+    checkpoint: Checkpoint,
+    dtype: str,
+    *,
+    raw_fp8: bool = False,
+    max_shard_size: int | None = None,
+) -> Plan:
     """Plan a dequantization of every quantized weight to `dtype` (F32, BF16 or F16), and with
     `raw_fp8` of FP8 tensors without a scale, as if it were 1.
 
@@ -73,7 +85,7 @@ def build_dequantize(checkpoint: Checkpoint, dtype: str, *, raw_fp8: bool = Fals
     refuse_findings(source)
     weights = [_dequantized(weight, dtype, raw_fp8) for weight in source.weights.values()]
     said = {"dequantize": dtype, **({"raw_fp8": True} if raw_fp8 else {})}
-    return _assemble(checkpoint, source, weights, PLAIN, said)
+    return _assemble(checkpoint, source, weights, PLAIN, said, max_shard_size)
 
 
 def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake: bool) -> Weight:
@@ -144,12 +156,15 @@ def _assemble(
     weights: Sequence[Weight],
     container: Container,
     recipe: Mapping[str, Any],
+    max_shard_size: int | None,
 ) -> Plan:
+    placed = place(weights, checkpoint, max_shard_size)
+    weights = placed.weights
     declarations = [_declaration(weight) for weight in weights]
     declared = container.declare(declarations, checkpoint.config)
     config, sidecars = _config(checkpoint, declared.config)
     documents = {name: _json(said) for name, said in declared.files.items()}
-    specs, metadata, constants = _contents(checkpoint, weights, declarations, container)
+    specs, metadata, constants = _contents(checkpoint, placed, declarations, container)
     beside = [config or b"", *documents.values(), *(one.data for one in constants)]
     made = made_of(weights)
     beside.append(json.dumps(made.document()).encode())
@@ -159,7 +174,9 @@ def _assemble(
     if source.activations:
         notes.append(f"{len(source.activations)} scales of activations are not carried over")
     index = None
-    sharded = checkpoint.index is not None or len(checkpoint.files) > 1
+    sharded = len(files) > 1 or (
+        max_shard_size is None and (checkpoint.index is not None or len(checkpoint.files) > 1)
+    )
     if sharded and any(file.entries for file in files):
         index = shard_index.index({f.name: f.entries for f in files}, checkpoint.index)
     return Plan(
@@ -211,22 +228,25 @@ def _declaration(weight: Weight) -> Declaration:
 
 def _contents(
     checkpoint: Checkpoint,
-    weights: Sequence[Weight],
+    placed: Placed,
     declarations: Sequence[Declaration],
     container: Container,
 ) -> tuple[dict[str, list[TensorSpec]], dict[str, dict[str, str]], tuple[Constant, ...]]:
     """Return what each output file holds, what its header says besides, and what of it is known."""
-    specs: dict[str, list[TensorSpec]] = {file: [] for file in checkpoint.files}
-    held: dict[str, list[Declaration]] = {file: [] for file in checkpoint.files}
-    for weight, declaration in zip(weights, declarations, strict=True):
+    specs: dict[str, list[TensorSpec]] = {file: [] for file in placed.files}
+    held: dict[str, list[Declaration]] = {file: [] for file in placed.files}
+    for weight, declaration in zip(placed.weights, declarations, strict=True):
         for part in weight.writes.values():
             specs[part.file].append(part.spec)
         held[weight.writes[DATA].file].append(declaration)
     metadata: dict[str, dict[str, str]] = {}
     constants: list[Constant] = []
-    for name in checkpoint.files:
+    for name, sources in placed.files.items():
         declared = container.declare(held[name], None)
-        metadata[name] = {**_carried(checkpoint.metadata[name]), **declared.metadata}
+        carried: dict[str, str] = {}
+        for file in sources:
+            carried = {**_carried(checkpoint.metadata[file]), **carried}
+        metadata[name] = {**carried, **declared.metadata}
         for tensor, data in sorted(declared.constants.items()):
             spec = TensorSpec(tensor, "U8", (len(data),))
             constants.append(Constant(spec, name, data))
@@ -264,8 +284,7 @@ def _files(
 
 def _index_name(files: Sequence[OutputFile]) -> str:
     """Return what loaders of these files call their index."""
-    diffusers = any(file.name.startswith("diffusion_pytorch_model") for file in files)
-    stem = "diffusion_pytorch_model" if diffusers else "model"
+    stem = DIFFUSERS if any(file.name.startswith(DIFFUSERS) for file in files) else "model"
     return f"{stem}.safetensors.index.json"
 
 

@@ -39,6 +39,7 @@ class Request:
     nonfinite: str | None = None
     allow_split_groups: bool = False
     fake: bool = False
+    max_shard_size: int | None = None
 
 
 def recipe_of(request: Request) -> Recipe:
@@ -112,7 +113,7 @@ def quantization(
                 non_finite=non_finite,
                 fake=request.fake,
             )
-            plan = build(checkpoint, recipe, conditions)
+            plan = build(checkpoint, recipe, conditions, request.max_shard_size)
             if asked == "auto" and plan.container == conditions.container.name:
                 plan = replace(plan, chosen=_why(conditions.container))
         suffix = f"{recipe.name}-fake" if request.fake else recipe.name
@@ -128,6 +129,7 @@ def dequantization(
     *,
     strict: bool = False,
     raw_fp8: bool = False,
+    max_shard_size: int | None = None,
 ) -> Iterator[tuple[Plan, Checkpoint]]:
     """Plan a dequantization to `dtype` (bf16, fp16, fp32) and hold its source open.
 
@@ -139,7 +141,12 @@ def dequantization(
     with ExitStack() as held:
         with _uncollected():
             checkpoint = held.enter_context(Checkpoint.open(source, strict=strict))
-            plan = build_dequantize(checkpoint, DTYPE_NAMES[dtype.lower()], raw_fp8=raw_fp8)
+            plan = build_dequantize(
+                checkpoint,
+                DTYPE_NAMES[dtype.lower()],
+                raw_fp8=raw_fp8,
+                max_shard_size=max_shard_size,
+            )
         yield _aimed(plan, checkpoint, output, dtype.lower()), checkpoint
 
 

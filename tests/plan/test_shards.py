@@ -1,10 +1,13 @@
-"""Output shards hold tensors: what a source's shard held may have moved to another one."""
+"""Output shards hold tensors: what a source's shard held may have moved to another one, and where
+a size is asked for, all of them are cut anew.
+"""
 
 import json
 
 import pytest
 
 from lowbitcli import api
+from lowbitcli.errors import UsageError
 from tests import checkpoints
 from tests.checkpoints import INDEX, LAYER, shard_name, sharded, single, weight
 
@@ -61,3 +64,95 @@ def test_shards_that_are_all_empty_stay_as_they_are(tmp_path):
     assert files(done.output) == [shard_name(1, 2), shard_name(2, 2)]
     assert not (done.output / INDEX).exists()
     assert api.verify(done.output, against=source, device="cpu").failures == ()
+
+
+Q, K = LAYER + "self_attn.q_proj.weight", LAYER + "self_attn.k_proj.weight"
+NORM = LAYER + "input_layernorm.weight"
+EACH = 64 * 64 // 2 + 64 * 64 // 16 + 4  # bytes of an NVFP4 weight [64, 64], scales counted
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two shards whose order is not that of the names, with metadata of their own."""
+    return sharded(
+        tmp_path / "source",
+        {UP: weight(64, 64), Q: weight(64, 64, seed=1)},
+        {NORM: weight(1, 64)[0], K: weight(64, 64, seed=2), DOWN: weight(64, 64, seed=3)},
+        metadata={"format": "pt", "from": "a test"},
+    )
+
+
+def places(output):
+    index = json.loads((output / INDEX).read_text())
+    held = {
+        path.name: set(checkpoints.header_of(path)) - {"__metadata__"}
+        for path in output.glob("*.safetensors")
+    }
+    assert {name: {k for k, v in index["weight_map"].items() if v == name} for name in held} == held
+    bytes_in_all = sum(len(checkpoints.raw(x)) for x in checkpoints.read(output).values())
+    assert index["metadata"]["total_size"] == bytes_in_all
+    return {name: {x.partition(".weight")[0] for x in names} for name, names in held.items()}
+
+
+@pytest.mark.parametrize("limit", [2 * EACH, 2 * EACH + 127])  # the norm has 128
+def test_shards_are_cut_in_the_order_of_the_source(tmp_path, two, limit):
+    request = api.Request(container="compressed-tensors", max_shard_size=limit)
+    done = api.quantize(two, tmp_path / "out", request, device="cpu")
+    found = places(done.output)
+    assert sorted(found) == [shard_name(1, 3), shard_name(2, 3), shard_name(3, 3)]
+    names = [name.removesuffix(".weight") for name in (UP, Q, NORM, K, DOWN)]
+    assert found[shard_name(1, 3)] == {names[0], names[1]}
+    assert found[shard_name(2, 3)] == {names[2], names[3]}
+    assert found[shard_name(3, 3)] == {names[4]}
+    for name in found:
+        assert checkpoints.metadata_of(done.output / name)["from"] == "a test"
+    assert api.verify(done.output, against=two, device="cpu").failures == ()
+
+
+def test_a_weight_above_the_limit_has_a_shard_to_itself(tmp_path, two):
+    done = api.quantize(two, tmp_path / "out", api.Request(max_shard_size=1), device="cpu")
+    found = places(done.output)
+    assert len(found) == 5
+    assert all(len(names) == 1 for names in found.values())  # its scales with it
+
+
+def test_below_the_limit_one_file_needs_no_index(tmp_path, two):
+    done = api.quantize(two, tmp_path / "out", api.Request(max_shard_size=10**9), device="cpu")
+    assert files(done.output) == ["model.safetensors"]
+    assert not (done.output / INDEX).exists()
+    back = api.dequantize(done.output, tmp_path / "back", max_shard_size=10_000, device="cpu")
+    assert len(places(back.output)) > 1
+    assert api.verify(back.output, against=done.output, device="cpu").failures == ()
+
+
+def test_a_limit_moves_weights_and_changes_none(tmp_path, two):
+    plain = api.quantize(two, tmp_path / "plain", device="cpu")
+    cut = api.quantize(two, tmp_path / "cut", api.Request(max_shard_size=EACH), device="cpu")
+    before, after = checkpoints.read(plain.output), checkpoints.read(cut.output)
+    assert before.keys() == after.keys()
+    assert all(checkpoints.same(before[name], after[name]) for name in before)
+    assert plain.plan.digest != cut.plan.digest
+
+
+def test_shards_of_a_diffusers_component_are_called_as_there(tmp_path):
+    source = tmp_path / "transformer"
+    source.mkdir()
+    tensors = {"a.weight": weight(64, 64), "b.weight": weight(64, 64)}
+    checkpoints.write(source / "diffusion_pytorch_model.safetensors", tensors)
+    done = api.quantize(source, tmp_path / "out", api.Request(max_shard_size=EACH), device="cpu")
+    stem = "diffusion_pytorch_model"
+    assert files(done.output) == [f"{stem}-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert (done.output / f"{stem}.safetensors.index.json").exists()
+    assert api.verify(done.output, against=source, device="cpu").failures == ()
+
+
+def test_a_lone_file_is_not_cut(tmp_path, two):
+    lone = two / shard_name(1, 2)
+    done = api.quantize(lone, tmp_path / "a.safetensors", api.Request(max_shard_size=2 * EACH))
+    assert done.output.is_file()
+    with pytest.raises(UsageError) as caught:
+        api.quantize(lone, tmp_path / "b.safetensors", api.Request(max_shard_size=2 * EACH - 1))
+    assert "one file" in caught.value.message
+    assert "directory" in caught.value.hint
+    with pytest.raises(UsageError):
+        api.plan_quantize(two, None, api.Request(max_shard_size=0))
