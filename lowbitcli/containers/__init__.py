@@ -7,6 +7,7 @@ from lowbitcli.containers.comfyui import COMFYUI
 from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
 from lowbitcli.containers.container import Container, Listing
 from lowbitcli.containers.deepseek import DEEPSEEK
+from lowbitcli.containers.deepseek_v4 import DEEPSEEK_V4
 from lowbitcli.containers.gpt_oss import GPT_OSS
 from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.containers.modelopt import MODELOPT
@@ -19,6 +20,7 @@ CONTAINERS: tuple[Container, ...] = (
     LOWBIT,
     COMPRESSED_TENSORS,
     MODELOPT,
+    DEEPSEEK_V4,
     DEEPSEEK,
     NATIVE_MXFP8,
     GPT_OSS,

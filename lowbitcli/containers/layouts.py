@@ -14,6 +14,7 @@ this module imports no tensor library.
 | blocks4d | `[*, A, B]` as `[*, A, 1, B, 1]` |
 | sixteens | `[*, R, C]` as `[*, R, C/16, 16]` |
 | transposed | `[*, R, C]` as `[*, C, R]` |
+| rows32 | `[*, R, C]` whose rows are alike in groups of 32 as `[*, R/32, C]`, rounded up |
 | padded n x m | zeros below and to the right, up to multiples of n and m |
 | padded, high first | that, and the two nibbles of a byte exchanged |
 | swizzled 128x4 | padded 128 x 4, and tile after tile in the order of tensor cores |
@@ -23,7 +24,7 @@ The padded ones depend on the shape: `fitted` gives the layout for one.
 Sources: vector1, reciprocal1: compressed-tensors 0.20.1, `quantization/utils/helpers.py`
 (generate_gparam) and the checkpoints that llm-compressor 0.14 writes; column, blocks4d: ModelOpt
 0.47 exports; sixteens: gpt-oss; padded and swizzled: comfy-kitchen 0.2.40, `float_utils.py`;
-matrix1, swizzled 32x16: torchao 0.18, `prototype/mx_formats/utils.py`.
+matrix1, swizzled 32x16: torchao 0.18, `prototype/mx_formats/utils.py`; rows32: DeepSeek-V4.1.
 """
 
 from collections.abc import Callable
@@ -161,6 +162,22 @@ def _unswizzle(rows: int, cols: int, stored: "Tensor") -> "Tensor":
     return _crop(rows, cols, linear)
 
 
+def _fewer(spec: TensorSpec) -> TensorSpec:
+    rows, cols = spec.shape[-2:]
+    return TensorSpec(spec.name, spec.dtype, (*spec.shape[:-2], -(-rows // 32), cols))
+
+
+@cache
+def _rows32(shape: Shape) -> Layout:
+    rows = shape[-2]
+    return Layout(
+        "rows32",
+        lambda scale: scale[..., ::32, :].contiguous(),
+        lambda stored: stored.repeat_interleave(32, dim=-2)[..., :rows, :].contiguous(),
+        _fewer,
+    )
+
+
 @cache  # so that equal layouts are one: a weight in the same layout is copied byte for byte
 def padded(high: int, wide: int, swap: bool = False) -> Layout:
     """Return the layout of `[*, R, C]` padded to multiples of `high` rows and `wide` columns; with
@@ -222,6 +239,7 @@ def _swizzled_wide(shape: Shape) -> Layout:
     )
 
 
+ROWS32 = Layout("rows32", _unfitted, _unfitted, _fewer, _rows32)
 SWIZZLED32X16 = Layout("swizzled32x16", _unfitted, _unfitted, _wide, _swizzled_wide)
 
 LAYOUTS = (
@@ -237,4 +255,5 @@ LAYOUTS = (
     padded(16, 8, swap=True),
     SWIZZLED128X4,
     SWIZZLED32X16,
+    ROWS32,
 )

@@ -14,6 +14,7 @@ SHAPES = {
     "identity": [(), (3,), (4, 2)],
     "vector1": [(), (3,), (4, 2)],
     "reciprocal1": [(), (3,), (4, 2)],
+    "rows32": [(32, 3), (33, 2), (2, 70, 3)],
     "matrix1": [(), (4, 2)],
     "column": [(5, 1), (2, 3, 1)],
     "blocks4d": [(1, 1), (2, 3), (2, 3, 4)],
@@ -36,6 +37,9 @@ def test_every_layout_comes_back_and_keeps_what_it_says_on_paper(layout):
     for shape in SHAPES[layout.name]:
         if layout.name == "reciprocal1":
             tensor = torch.exp2(torch.arange(sample(shape).numel())).reshape(shape)
+        elif layout.name == "rows32":
+            rows = sample((*shape[:-2], -(-shape[-2] // 32), shape[-1]))
+            tensor = rows.repeat_interleave(32, dim=-2)[..., : shape[-2], :].contiguous()
         else:
             tensor = sample(shape)
         fitted = layout.at(shape)
