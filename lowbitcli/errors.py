@@ -10,6 +10,7 @@ codes.
     ├── OutputError         5   reading or writing failed: space, permission, an existing output
     ├── BusyError           6   another run holds the output
     ├── DeviceError         7   no such device, or it is out of memory
+    │   └── WorkerLostError     7   processes that did the work died, again and again
     └── StoppedError      130/143   SIGINT or SIGTERM
 
 Exit code 1 is no error: `verify` looked and found something wrong. 70 is a bug of ours, the only
@@ -72,6 +73,12 @@ class BusyError(LowbitError):
 
 
 class DeviceError(LowbitError):
+    exit_code = 7
+
+
+class WorkerLostError(DeviceError):
+    """What was done is kept, and the same run again goes on with it."""
+
     exit_code = 7
 
 

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 from collections.abc import Container, Iterable, Iterator
@@ -25,6 +26,7 @@ from lowbitcli.tensors import safe
 
 _NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h
 _AT_FDCWD = -100  # fcntl.h
+_JOURNAL = r"(share-\d+-of-\d+\.)?journal"
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _ADVICE = {
     errno.ENOSPC: "free some space or write elsewhere",
@@ -75,19 +77,26 @@ def check_space(target: Path, needed: int) -> None:
         )
 
 
-def take_lock(path: Path, holder_of: Path) -> int:
-    """Lock the file at `path`, made where there is none, and return its descriptor.
+def beside(target: Path, suffix: str) -> Path:
+    """Return the path of what a run keeps beside its output."""
+    return target.with_name(f".{target.name}.{suffix}")
+
+
+def take_lock(path: Path, holder_of: Path, *, shared: bool = False, waits: bool = False) -> int:
+    """Lock the file at `path`, made where there is none, and return its descriptor; a `shared` lock
+    keeps away those that want it alone, one that `waits` is never busy.
 
     Raises:
         BusyError: another process holds it; `holder_of` is what it is said to be writing.
         OutputError: it cannot be made, or locks are not supported there.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB)
     while True:
         with os_errors(path):
             fd = os.open(path, flags, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind)
             there = os.stat(path, follow_symlinks=False)
         except FileNotFoundError:
             there = None
@@ -110,6 +119,16 @@ def drop_lock(fd: int, path: Path) -> None:
     """Remove a lock's file while it is still held, then let go."""
     with contextlib.suppress(OSError):
         os.unlink(path)
+    os.close(fd)
+
+
+def drop_shared_lock(fd: int, path: Path) -> None:
+    """Let go of a shared lock; the last of its holders removes the file."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
+            os.unlink(path)
     os.close(fd)
 
 
@@ -258,18 +277,34 @@ def prune(folder: Path, kept: Container[str]) -> None:
                 remove(path)
 
 
+def journals(target: Path) -> list[Path]:
+    """Return the journals beside an output: that of a run, and those of shares of one."""
+    start = f".{target.name}."
+    found = (name for name in os.listdir(target.parent) if name.startswith(start))
+    kept = (name for name in found if re.fullmatch(_JOURNAL, name.removeprefix(start)))
+    return [target.with_name(name) for name in sorted(kept)]
+
+
+def remove_journals(target: Path) -> None:
+    """Remove what is known of an output that was being written."""
+    for path in journals(target):
+        remove(path)
+
+
 def tidy(target: Path) -> None:
     """Remove what a crash just after publishing left beside a complete output."""
     target = Path(os.path.realpath(target))
-    journal, partial, lock = (
-        target.with_name(f".{target.name}.{suffix}") for suffix in ("journal", "partial", "lock")
-    )
-    if not any(os.path.lexists(name) for name in (journal, partial, lock)):
+    partial, lock = beside(target, "partial"), beside(target, "lock")
+    try:
+        left = [*journals(target), *(path for path in (partial, lock) if os.path.lexists(path))]
+    except OSError:
+        return
+    if not left:
         return
     with contextlib.suppress(OSError, OutputError, BusyError):
         fd = take_lock(lock, target)
         try:
-            remove(journal)
+            remove_journals(target)
             remove(partial)
         finally:
             drop_lock(fd, lock)

@@ -17,7 +17,6 @@ crash, and the next run of the same plan goes on with what is there.
 """
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -27,15 +26,17 @@ from types import TracebackType
 from typing import Any
 
 from lowbitcli.checkpoint import atomic
-from lowbitcli.checkpoint.atomic import os_errors
+from lowbitcli.checkpoint.atomic import beside, os_errors
+from lowbitcli.checkpoint.files import StagedFiles
 from lowbitcli.checkpoint.journal import Journal
-from lowbitcli.errors import OutputError, StoppedError, UsageError
+from lowbitcli.errors import OutputError, StoppedError, UsageError, WorkerLostError
 from lowbitcli.tensors import safe
 
-_COPY = 8 << 20
+# After these what is proved stays for the next run: the output was not at fault.
+_LEAVES = (KeyboardInterrupt, StoppedError, WorkerLostError)
 
 
-class StagedOutput:
+class StagedOutput(StagedFiles):
     """An output being written; use it in a `with`, and `publish` at its end."""
 
     def __init__(
@@ -62,42 +63,49 @@ class StagedOutput:
         if os.path.islink(asked) and not os.path.exists(asked):
             raise OutputError(f"{safe(str(asked))}: a link to nothing", hint="remove it first")
         # Through links: what they lead to is replaced, the link stays.
-        self.target = Path(os.path.realpath(asked))
-        self.directory = directory
+        real = Path(os.path.realpath(asked))
+        super().__init__(real, beside(real, "partial"), directory=directory)
         self.force = force
-        self.staging = self._beside("partial")
-        self._old = self._beside("old")
+        self._old = beside(self.target, "old")
         self.journal: Journal | None = None
-        self.goes_on = False  # is there what an earlier run left?
-        self.proofs: list[dict[str, Any]] = []  # of that
-        self._fds: dict[str, int] = {}
-        self._sizes: dict[str, int] = {}
+        self.proofs: list[dict[str, Any]] = []  # of what an earlier run left
         self._lock: int | None = None
         self._published = False
         atomic.refuse_sources(self.target, sources)
         atomic.check_target(self.target, directory=directory, force=force)
         self._made = atomic.make_parents(self.target)
         try:
-            self._lock = atomic.take_lock(self._beside("lock"), self.target)
+            self._take_lock()
             self._restore()
             atomic.check_target(self.target, directory=directory, force=force)
-            if plan is None or not resume or not self._goes_on(plan):
-                self._start(plan)
+            self._prepare(plan, resume)
         except BaseException:
             self._close()
             self._release()
             raise
 
-    def _goes_on(self, plan: str) -> bool:
-        """Open what an earlier run of this plan left, if it did and it is ours."""
+    def _take_lock(self) -> None:
+        self._lock = atomic.take_lock(beside(self.target, "lock"), self.target)
+
+    def _prepare(self, plan: str | None, resume: bool) -> None:
+        """Make a place to write in, or take what an earlier run left."""
+        if plan is None or not resume or not self._goes_on(plan):
+            self._start(plan)
+
+    def _is_staged(self) -> bool:
+        """Is there a staged output of the right kind that is ours?"""
         try:
             found = os.lstat(self.staging)
         except OSError:
             return False
         kind = stat.S_ISDIR if self.directory else stat.S_ISREG
-        if not kind(found.st_mode) or found.st_uid != os.geteuid():
+        return kind(found.st_mode) and found.st_uid == os.geteuid()
+
+    def _goes_on(self, plan: str) -> bool:
+        """Open what an earlier run of this plan left, if it did and it is ours."""
+        if not self._is_staged():
             return False
-        resumed = Journal.resume(self._beside("journal"), plan)
+        resumed = Journal.resume(beside(self.target, "journal"), plan)
         if resumed is None:
             return False
         self.journal, self.proofs = resumed
@@ -106,137 +114,12 @@ class StagedOutput:
 
     def _start(self, plan: str | None) -> None:
         with os_errors(self.staging):
-            atomic.remove(self._beside("journal"))
+            atomic.remove_journals(self.target)
             atomic.remove(self.staging)
             if self.directory:
                 os.mkdir(self.staging)
         if plan is not None:
-            self.journal = Journal.begin(self._beside("journal"), plan)
-
-    def check_space(self, needed: int) -> None:
-        """Raise OutputError where the file system has less than `needed` bytes free."""
-        atomic.check_space(self.target, needed)
-
-    def create(self, name: str, size: int) -> None:
-        """Make the file `name` (of a directory also `folder/name`) of exactly `size` bytes, its
-        space taken.
-
-        Raises:
-            OutputError: there is no room or no permission.
-        """
-        path = self._path(name)
-        if self.journal is not None and self._reopen(name, path, size):
-            return
-        self.check_space(size)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os_errors(path, size):
-            if "/" in name:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, flags, 0o666)
-            self._fds[name], self._sizes[name] = fd, size
-            if not size:
-                return
-            try:
-                os.posix_fallocate(fd, 0, size)
-            except OSError as error:
-                if error.errno not in atomic.UNSUPPORTED:
-                    raise
-                os.ftruncate(fd, size)
-
-    def _reopen(self, name: str, path: Path, size: int) -> bool:
-        """Take a file that an earlier run left, if it has this size; remove what is in the way."""
-        with os_errors(path):
-            try:
-                found = os.lstat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-            if name in self._fds:
-                return False  # twice in one run: O_EXCL refuses it
-            if not stat.S_ISREG(found.st_mode) or found.st_size != size or found.st_nlink != 1:
-                atomic.remove(path)
-                return False
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            self._fds[name], self._sizes[name] = fd, size
-        return True
-
-    def write(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write `data` at `offset` of a created file; any number of threads may.
-
-        Raises:
-            OutputError: the file system refuses.
-            ValueError: it would not fit in the file.
-        """
-        view = memoryview(data).cast("B")
-        if offset < 0 or offset + len(view) > self._sizes[name]:
-            raise ValueError(f"{name} has no bytes {offset} to {offset + len(view)}")
-        path = self._path(name)
-        with os_errors(path, len(view)):
-            while len(view):
-                count = os.pwrite(self._fds[name], view, offset)
-                if not count:
-                    raise OSError(errno.EIO, "nothing was written")
-                view, offset = view[count:], offset + count
-
-    def read(self, name: str, offset: int, length: int) -> bytearray:
-        """Return what was written to a created file.
-
-        Raises:
-            OutputError: it cannot be read back.
-        """
-        buffer = bytearray(length)
-        view = memoryview(buffer)
-        with os_errors(self._path(name), 0):
-            while len(view):
-                count = os.preadv(self._fds[name], [view], offset)
-                if not count:
-                    raise OSError(errno.EIO, "the file is shorter than what was written")
-                view, offset = view[count:], offset + count
-        return buffer
-
-    def write_file(self, name: str, data: bytes) -> None:
-        """Make the file `name` with `data` in it.
-
-        Raises:
-            OutputError: there is no room or no permission.
-        """
-        self.create(name, len(data))
-        self.write(name, 0, data)
-
-    def copy_file(self, name: str, source: str | os.PathLike[str]) -> None:
-        """Make the file `name` with the bytes of the regular file `source`.
-
-        Raises:
-            OutputError: one cannot be read, changes meanwhile, or the other cannot be written.
-        """
-        with os_errors(Path(source)):
-            fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb", buffering=0) as file:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise OutputError(f"{safe(str(source))}: not a regular file, not copied")
-            self.create(name, found.st_size)
-            offset = 0
-            while offset < found.st_size:
-                with os_errors(Path(source)):
-                    piece = file.read(min(_COPY, found.st_size - offset))
-                if not piece:
-                    raise OutputError(f"{safe(str(source))}: changed while being copied")
-                self.write(name, offset, piece)
-                offset += len(piece)
-
-    def sync(self, name: str) -> None:
-        """Wait until what was written to a created file is on the disk.
-
-        Raises:
-            OutputError: it is not, and never will be.
-        """
-        with os_errors(self._path(name), 0):
-            os.fdatasync(self._fds[name])
-
-    def forget(self, name: str) -> None:
-        """Make the next `read` of a synced file come from the disk, where the system can."""
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(self._fds[name], 0, 0, os.POSIX_FADV_DONTNEED)
+            self.journal = Journal.begin(beside(self.target, "journal"), plan)
 
     def publish(self) -> None:
         """Make everything durable and give it its name.
@@ -249,7 +132,7 @@ class StagedOutput:
         for name, fd in self._fds.items():
             with os_errors(self._path(name)):
                 os.fsync(fd)
-        if self.journal is not None and self.directory:
+        if self.goes_on and self.directory:
             with os_errors(self.staging):
                 atomic.prune(self.staging, self._fds)
         self._close()
@@ -267,7 +150,7 @@ class StagedOutput:
                 shutil.rmtree(self._old, ignore_errors=True)
         finally:
             with contextlib.suppress(OSError):
-                atomic.remove(self._beside("journal"))
+                atomic.remove_journals(self.target)
             self._release()
 
     def suspend(self) -> None:
@@ -282,7 +165,7 @@ class StagedOutput:
             try:
                 with os_errors(self.staging):
                     atomic.remove(self.staging)
-                    atomic.remove(self._beside("journal"))
+                    atomic.remove_journals(self.target)
             finally:
                 self._release()
 
@@ -295,22 +178,10 @@ class StagedOutput:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.journal is not None and isinstance(error, KeyboardInterrupt | StoppedError):
+        if self.journal is not None and isinstance(error, _LEAVES):
             self.suspend()
         else:
             self.abort()
-
-    def _beside(self, suffix: str) -> Path:
-        return self.target.with_name(f".{self.target.name}.{suffix}")
-
-    def _path(self, name: str) -> Path:
-        if not self.directory:
-            if name != self.target.name:
-                raise ValueError(f"the one file of this output is {self.target.name}, not {name}")
-            return self.staging
-        if "\0" in name or any(step in ("", ".", "..") for step in name.split("/")):
-            raise ValueError(f"{name!r} is not a path inside the output")
-        return self.staging / name
 
     def _restore(self) -> None:
         """Put right what a crash in the middle of a replacement left."""
@@ -336,13 +207,12 @@ class StagedOutput:
     def _close(self) -> None:
         if self.journal is not None:
             self.journal.close()
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        self.close_files()
 
     def _release(self) -> None:
         if self._lock is not None:
             fd, self._lock = self._lock, None
-            atomic.drop_lock(fd, self._beside("lock"))
+            atomic.drop_lock(fd, beside(self.target, "lock"))
         for folder in self._made if not self._published else ():
             try:
                 os.rmdir(folder)

@@ -5,15 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lowbitcli import __version__
 from lowbitcli.checkpoint import manifest
+from lowbitcli.checkpoint.files import StagedFiles
 from lowbitcli.checkpoint.reader import Checkpoint
-from lowbitcli.checkpoint.writer import StagedOutput
 from lowbitcli.plan.nouns import OutputFile, Part, Plan, made_of
 
 
 class Writer:
     """Puts tensors at their planned places; any number of threads may."""
 
-    def __init__(self, plan: Plan, staged: StagedOutput) -> None:
+    def __init__(self, plan: Plan, staged: StagedFiles) -> None:
         """Make the files of the plan, or find them where the run goes on."""
         self._plan = plan
         self._staged = staged
