@@ -143,7 +143,9 @@ class StagedOutput(StagedFiles):
             self._rename()
         self._published = True
         try:
-            atomic.sync_folder(self.target.parent)
+            # The folders that were made for it are names too, each in the one around it.
+            for folder in (self.target.parent, *(made.parent for made in self._made)):
+                atomic.sync_folder(folder)
             # Only now: until the new names are durable, a power cut may bring the old ones back.
             if self.directory and self.force:
                 shutil.rmtree(self.staging, ignore_errors=True)
