@@ -1,10 +1,14 @@
 """Faults put into a run of the program: a child is forked, its calls on the output are counted, and
 the n-th one fails, is cut short, kills the process or does something else.
 
-Children are forked from a process that has imported everything, so that each costs little more
-than the run itself.
+Children are forked from a process that has imported and read everything once, so that each costs
+little more than the run itself.
 """
 
+import contextlib
+import functools
+import gc
+import importlib
 import io
 import json
 import os
@@ -21,9 +25,11 @@ from lowbitcli import api, program
 from lowbitcli.checkpoint import atomic
 from lowbitcli.cli import app
 from lowbitcli.pipeline import proof
+from lowbitcli.schemes import SCHEMES
 
 CALLS = ("open", "mkdir", "pwrite", "posix_fallocate", "fdatasync", "fsync", "unlink")
-EVERY = 1 if os.environ.get("FAULTS") == "all" else 3  # which of the calls are hit
+LONG = os.environ.get("FAULTS") == "all"
+EVERY = 1 if LONG else 3  # which of the calls are hit
 LIMIT = 120  # seconds for one child
 
 assert api is not None  # imported for its cost
@@ -39,6 +45,17 @@ class Ended:
     err: str
     calls: int
     fired: int
+
+
+@functools.cache
+def warm(checkpoint: Path) -> None:
+    """Load here, once, what a run loads when it needs it, and keep the collector away from it."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        program.run(app, ["plan", str(checkpoint)])
+    for scheme in SCHEMES:
+        importlib.import_module(scheme.ops.partition(":")[0])
+    gc.collect()
+    gc.freeze()
 
 
 def fail(code: int) -> Callable[..., None]:
@@ -117,8 +134,12 @@ def start(
     fault: Callable[..., object] = kill,
     *,
     journal_each: bool = True,
+    prepare: Callable[[], object] | None = None,
 ) -> "Child":
-    """Fork a child that runs `lowbit ARGUMENTS`, with a fault at the `at`-th call under `root`."""
+    """Fork a child that runs `lowbit ARGUMENTS`, with a fault at the `at`-th call under `root`.
+
+    `prepare` is called in the child before; what it returns is called after, if it can be.
+    """
     folder = Path(tempfile.mkdtemp(prefix="fault-"))
     pid = os.fork()
     if pid:
@@ -126,7 +147,10 @@ def start(
     code = 99
     try:
         signal.alarm(LIMIT)
+        after = prepare() if prepare is not None else None
         code = _child(folder, root, arguments, at, fault, journal_each)
+        if callable(after):
+            after()
     except BaseException:
         (folder / "err").write_text(traceback.format_exc())
     finally:
