@@ -11,9 +11,9 @@ error follows.
 | `sums_of_parts`, `bands_of_parts` | data, scale, global_scale | the same, and `steps` |
 
 Sums are taken in fp64 over bands of 128 rows and the bands are added in index order, so that a
-figure does not depend on how a weight was cut into slices of whole bands. On a GPU the order within
-a band is that of `error_figures`; on a CPU it is torch's, which is faster, and the last digits are
-torch's own.
+figure does not depend on how a weight was cut into slices of whole bands. The order within a band
+is that of `error_figures` on every device; only `bands_of_parts` on a CPU takes torch's own, whose
+last digits may differ.
 """
 
 import math
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowbit_kernels import cpu_figures
 from lowbit_kernels.error_figures import (
     BAND,
     as_matrix,
@@ -125,7 +126,9 @@ def bands(w: Tensor, v: Tensor) -> list[Sums]:
         ValueError: the shapes differ.
     """
     check_shapes(w, v)
-    return _listed(w, figures(w, v).tolist()) if use_kernel(w) else _quick(w, v, None)
+    if w.device.type == "cpu" and not use_kernel(w):
+        return _listed(w, cpu_figures.figures(as_matrix(w), as_matrix(v)).tolist())
+    return _listed(w, figures(w, v).tolist())
 
 
 def bands_of_parts(

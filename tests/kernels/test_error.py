@@ -1,15 +1,19 @@
 """Error sums against numpy in fp64, steps against a search through the grid, and cuts that must not
 be seen in either."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
 
-from lowbit_kernels import error, error_figures
+from lowbit_kernels import cpu_figures, error, error_figures
 from tests.kernels import arithmetic
 from tests.kernels.agreement import PARTS
 from tests.kernels.samples import finite
 
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+NEEDS_NUMBA = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed (extra cpu)")
 GRIDS = {"E2M1": arithmetic.E2M1, "E4M3": arithmetic.E4M3, "INT8": np.arange(128.0)}
 
 
@@ -124,3 +128,22 @@ def test_refusals():
         error.sums_of_parts(torch.ones(4, 64), parts, element, block)
     with pytest.raises(ValueError, match="scales"):
         error.sums_of_parts(torch.ones(4, 32), parts, element, (1, 32))
+
+
+@pytest.mark.parametrize("compiled", (False, pytest.param(True, marks=NEEDS_NUMBA)))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+def test_figures_on_the_cpu_are_those_of_the_reference(monkeypatch, dtype, compiled):
+    monkeypatch.setattr(cpu_figures, "_LARGE", 0)
+    monkeypatch.setattr(cpu_figures, "_COLS", 128)
+    monkeypatch.setenv("LOWBIT_NUMBA", "1" if compiled else "0")
+    for rows, cols in ((300, 80), (1, 1), (130, 323), (256, 256)):
+        w = torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        v = w.float() * 1.01
+        for value in (0.0, torch.nan, torch.inf):
+            v[-1, -1] = value
+            found = cpu_figures.figures(w, v)
+            want = error_figures._figures_reference(w, v, None)
+            assert torch.equal(found.isnan(), want.isnan())
+            assert torch.equal(found.nan_to_num(), want.nan_to_num())
+    assert (cpu_figures._compiled(w, v) is not None) == compiled
+    assert cpu_figures.figures(w[:0], v[:0]).shape == (0, 6)
