@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numba  # pyright: ignore[reportMissingImports]
-import numpy as np
 import torch
 from numba import float32, float64, int32, int64  # pyright: ignore[reportMissingImports]
 from numba.extending import intrinsic  # pyright: ignore[reportMissingImports]
@@ -70,11 +69,11 @@ def _fold(totals, most):
 
 
 @_jit
-def _columns(w, shift, v, cols, sums, largest):
-    """Sum tiles of 128 rows and 64 columns of flat `w` and `v`, up to a sum for each column."""
+def _columns(w, shift, v, cols, sums, largest, totals, most, left, right):
+    """Sum tiles of 128 rows and 64 columns of flat `w` and `v`, up to a sum for each column; the
+    last four are scratch, and zero.
+    """
     rows = w.shape[0] // cols
-    totals, most = np.empty(4096), np.empty(1024, np.int64)
-    left, right = np.zeros(64, w.dtype), np.zeros(64, v.dtype)  # of the last columns
     for band in range(sums.shape[1]):
         for tile in range(sums.shape[2]):
             width = min(64, cols - tile * 64)
@@ -104,4 +103,11 @@ def columns(w: Tensor, v: Tensor, sums: Tensor, largest: Tensor) -> None:
     flat = w.reshape(-1)
     flat = flat.view(torch.int16) if shift else flat.float().view(torch.int32)
     values = v.float().reshape(-1).numpy()
-    _columns(flat.numpy(), int32(shift), values, w.shape[1], sums.numpy(), largest.numpy())
+    scratch = (
+        torch.empty(4096, dtype=torch.float64),
+        torch.empty(1024, dtype=torch.int64),
+        torch.zeros(64, dtype=flat.dtype),  # of the last columns
+        torch.zeros(64),
+    )
+    outs = [out.numpy() for out in (sums, largest, *scratch)]
+    _columns(flat.numpy(), int32(shift), values, w.shape[1], *outs)
