@@ -39,7 +39,8 @@ class Outcome:
     `moved` counts global scales that a recode could only store to an ulp, so that the values they
     stand for differ from the source's: none where a reciprocal is read. Memory is in bytes.
     `complete` is whether the output was there already and whole, `resumed` how many jobs an
-    earlier run had done; `stages` has the seconds of each stage, those of threads added up.
+    earlier run had done; `stages` has the seconds of each stage, those of threads added up. Of
+    `blocks` that a requantization could leave what they are, `equal` stand for the same numbers.
     """
 
     plan: Plan
@@ -53,6 +54,8 @@ class Outcome:
     resumed: int = 0
     complete: bool = False
     stages: dict[str, float] = field(default_factory=dict)
+    equal: int = 0
+    blocks: int = 0
 
     @property
     def bytes_in(self) -> int:
@@ -207,6 +210,8 @@ def _outcome(plan: Plan, result: Result, non_finite: dict[str, str]) -> Outcome:
         result.resumed,
         result.complete,
         result.stages,
+        result.equal,
+        result.blocks,
     )
 
 

@@ -177,6 +177,10 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
         lines.append(
             f"{outcome.moved:,} {what} moved by an ulp: {plan.container} stores the reciprocal"
         )
+    if outcome.blocks:
+        lines.append(
+            f"{outcome.equal:,} of {outcome.blocks:,} requantized blocks stand for the same numbers"
+        )
     counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items()) or "no"
     return [
         *lines,
@@ -204,6 +208,7 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         },
         "non_finite": dict(outcome.non_finite),
         "moved": outcome.moved,
+        "requantized_blocks": {"equal": outcome.equal, "all": outcome.blocks},
         "already_complete": outcome.complete,
         "resumed": outcome.resumed,
         "seconds": outcome.seconds,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lowbit_kernels.error import BAND, Sums, bands, sums
 from lowbitcli.errors import NonFiniteError, UnsupportedError
+from lowbitcli.pipeline import lossless
 from lowbitcli.pipeline.arithmetic import ops_of, torch_dtype
 from lowbitcli.plan.nouns import Weight
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, safe
@@ -29,13 +30,14 @@ def measure(weight: Weight, w: Tensor) -> Tensor | None:
     return amax if bool(torch.isfinite(amax).all()) else None
 
 
-def shared_scale(weight: Weight, amax: Tensor) -> Tensor | None:
+def shared_scale(weight: Weight, amax: Tensor, *, keep: bool = False) -> Tensor | None:
     """Return the scale that the whole matrix shares, as a reader of the file will see it: after a
-    round trip through the layout that it is stored in."""
+    round trip through the layout that it is stored in. With `keep` it is one under which codes of
+    the source can stay, and `amax` is what `lossless.reach` says."""
     scheme = weight.target
     if scheme is None:
         raise ValueError("no scheme to quantize to")
-    shared = ops_of(scheme).shared(amax, weight.rule)
+    shared = lossless.shared(amax) if keep else ops_of(scheme).shared(amax, weight.rule)
     if shared is None or weight.fake:
         return shared
     stored = weight.writes[GLOBAL_SCALE if scheme.global_scale is not None else SCALE].stored
@@ -45,9 +47,14 @@ def shared_scale(weight: Weight, amax: Tensor) -> Tensor | None:
 
 
 def quantize(
-    weight: Weight, w: Tensor, shared: Tensor | None, unit: int = BAND
+    weight: Weight,
+    w: Tensor,
+    shared: Tensor | None,
+    unit: int = BAND,
+    source: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], list[Sums]]:
-    """Return the parts of some rows, and what was lost in each `unit` rows of them.
+    """Return the parts of some rows, and what was lost in each `unit` rows of them; with `source`
+    blocks keep the codes that they have there, wherever they can.
 
     Raises:
         UnsupportedError: the arithmetic refuses the weight, or no reader could decode it.
@@ -60,6 +67,8 @@ def quantize(
         parts = ops.quantize(w, None if shared is None else shared.to(w.device), weight.rule)
     except ValueError as error:
         raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
+    if source is not None:
+        parts = lossless.kept(source, parts)
     value = ops.dequantize(parts, torch.float32)
     lost = bands(w, value) if unit == BAND else _lost(w, value, unit)
     if not all(one.is_finite for one in lost):

@@ -29,13 +29,17 @@ _SLICE = 8 << 20
 
 @dataclass
 class Done:
-    """A finished job: checksums of what was read and written, and what was lost, by weight."""
+    """A finished job: checksums of what was read and written, and what was lost, by weight; of
+    weights that can be requantized without loss how many `blocks` there are, and came out
+    `equal`."""
 
     name: str
     source: dict[str, str] = field(default_factory=dict)
     output: dict[str, str] = field(default_factory=dict)
     errors: dict[str, Sums] = field(default_factory=dict)
     moved: int = 0
+    equal: int = 0
+    blocks: int = 0
 
     def line(self) -> dict[str, Any]:
         """Return it as a line of a journal."""
@@ -47,7 +51,13 @@ class Done:
         try:
             errors = {name: Sums(**found) for name, found in line["errors"].items()}
             return cls(
-                line["name"], dict(line["source"]), dict(line["output"]), errors, line["moved"]
+                line["name"],
+                dict(line["source"]),
+                dict(line["output"]),
+                errors,
+                line["moved"],
+                line["equal"],
+                line["blocks"],
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             return None

@@ -42,7 +42,8 @@ class Options:
 
 @dataclass
 class Result:
-    """What a run did: errors by weight, scales that moved by an ulp, seconds, memory in bytes.
+    """What a run did: errors by weight, scales that moved by an ulp, blocks that were requantized
+    without loss and of how many, seconds, memory in bytes.
 
     `complete` is whether there was nothing to do; `resumed` counts jobs that were done before;
     `stages` has the seconds of each stage, those of threads added up.
@@ -50,6 +51,8 @@ class Result:
 
     errors: dict[str, Sums] = field(default_factory=dict)
     moved: int = 0
+    equal: int = 0
+    blocks: int = 0
     seconds: float = 0.0
     peak_rss: int = 0
     peak_gpu: int = 0
@@ -273,6 +276,8 @@ class _Run:
             self._room.writer.prove(self._parts[name], checksum)
         self.result.errors |= done.errors
         self.result.moved += done.moved
+        self.result.equal += done.equal
+        self.result.blocks += done.blocks
 
     def _tell(self, name: str) -> None:
         if self._progress is not None:

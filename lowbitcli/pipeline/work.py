@@ -21,7 +21,7 @@ from lowbit_kernels.error import Sums
 from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import NonFiniteError
-from lowbitcli.pipeline import compute
+from lowbitcli.pipeline import compute, lossless
 from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.crew import Crew, Order
 from lowbitcli.pipeline.proof import Done
@@ -115,6 +115,7 @@ class Computing:
         self._room = room
         self._members = [_Member(weight, room) for weight in job.weights]
         self._twice = self._is_measured_first()
+        self._keep = all(lossless.keeps_codes(weight) for weight in job.weights)
         self.is_held = hold
         self._unmeasured = sum(len(member.slices) for member in self._members)
         self._is_measured = False
@@ -139,6 +140,9 @@ class Computing:
             done.source |= member.rows.source
             done.output |= member.output
             done.moved += member.moved
+            for equal, blocks in member.equal.values():
+                done.equal += equal
+                done.blocks += blocks
             if member.lost:
                 total = Sums()
                 for number in range(len(member.slices)):
@@ -158,7 +162,8 @@ class Computing:
         parts = member.rows.parts(some)
         self._room.warm.wait()
         with self._room.clock.stage("measure"):
-            member.amax[some.index] = self._amax(member, compute.values_of(member.weight, parts))
+            w = compute.values_of(member.weight, parts)
+            member.amax[some.index] = self._amax(member, w, parts)
         if self.is_held:
             member.held[some.index] = parts
         with self._lock:
@@ -172,11 +177,11 @@ class Computing:
 
         self._room.crew.tell(tell)
 
-    def _amax(self, member: "_Member", w: Tensor) -> Tensor:
+    def _amax(self, member: "_Member", w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         amax = compute.measure(member.weight, w)
         if amax is None:
             raise non_finite(member.weight, self._room.checkpoint, self._room.device)
-        return amax
+        return lossless.reach(parts) if self._keep else amax
 
     def _share(self) -> None:
         """Make the scales of every matrix from the largest magnitudes of its slices."""
@@ -185,7 +190,7 @@ class Computing:
             whole = torch.stack(found).amax(0)
             for member, own in zip(self._members, found, strict=True):
                 amax = whole if self.job.shared else own
-                member.shared[matrix] = compute.shared_scale(member.weight, amax)
+                member.shared[matrix] = compute.shared_scale(member.weight, amax, keep=self._keep)
 
     def _finish(self, member: "_Member", some: Slice) -> None:
         weight = member.weight
@@ -215,8 +220,12 @@ class Computing:
         if self._twice:
             shared = member.shared[some.matrix]
         else:
-            shared = compute.shared_scale(weight, self._amax(member, w))
-        out, member.lost[some.index] = compute.quantize(weight, w, shared, member.unit)
+            amax = self._amax(member, w, parts)
+            shared = compute.shared_scale(weight, amax, keep=self._keep)
+        source = parts if self._keep else None
+        out, member.lost[some.index] = compute.quantize(weight, w, shared, member.unit, source)
+        if lossless.is_counted(weight) and not weight.fake:
+            member.equal[some.index] = lossless.equal_blocks(weight, w, out)
         return out
 
 
@@ -233,6 +242,7 @@ class _Member:
         self.shared: dict[int, Tensor | None] = {}
         self.held: dict[int, dict[str, Tensor]] = {}
         self.lost: dict[int, list[Sums]] = {}
+        self.equal: dict[int, tuple[int, int]] = {}
         self.output: dict[str, str] = {}
         self.moved = 0
         self._writer, self._clock = room.writer, room.clock
