@@ -1,5 +1,6 @@
 """Put what was computed where the plan has it, and what stands beside the weights around it."""
 
+import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +21,7 @@ class Writer:
         self._files: dict[str, OutputFile] = {file.name: file for file in plan.files}
         self._hashes: dict[str, dict[str, str]] = {file.name: {} for file in plan.files}
         if not staged.goes_on:  # else it is taken already
-            staged.check_space(plan.bytes_out)
+            staged.check_space(plan.bytes_out + _beside(plan))
         # Taking space is work where a file system is memory: files side by side.
         with ThreadPoolExecutor(min(8, max(1, len(plan.files)))) as pool:
             list(pool.map(lambda x: staged.create(self.name_of(x.name), x.size), plan.files))
@@ -82,3 +83,17 @@ class Writer:
             source=source,
             made=made_of(self._plan.weights),
         )
+
+
+def _beside(plan: Plan) -> int:
+    """Return about how many bytes will stand beside the weights, the manifest's hashes among
+    them."""
+    if not plan.directory:
+        return 0
+    known = (plan.config or b"", plan.index or b"", *plan.documents.values())
+    names = [len(name) + manifest.HASH_DIGITS for file in plan.files for name in file.entries]
+    size = sum(map(len, known)) + sum(names)
+    for name in plan.sidecars:
+        with contextlib.suppress(OSError):
+            size += (plan.source / name).stat().st_size
+    return size
