@@ -1,15 +1,18 @@
 """One slice's arithmetic: from parts as they are read to parts as they are written."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lowbit_kernels.error import BAND, Sums, bands, sums
+from lowbit_kernels.error import BAND, Sums, bands, bands_of_parts
 from lowbitcli.errors import NonFiniteError, UnsupportedError
 from lowbitcli.pipeline import lossless
 from lowbitcli.pipeline.arithmetic import ops_of, torch_dtype
+from lowbitcli.pipeline.slices import rows_high
 from lowbitcli.plan.nouns import Weight
+from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, safe
 
 
@@ -69,20 +72,46 @@ def quantize(
         raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
     if source is not None:
         parts = lossless.kept(source, parts)
-    value = ops.dequantize(parts, torch.float32)
-    lost = bands(w, value) if unit == BAND else _lost(w, value, unit)
+    value = None
+    if w.is_cuda and not weight.fake:
+        lost = _lost_of_parts(scheme, w, parts, unit)
+    else:
+        value = ops.dequantize(parts, torch.float32)
+        lost = _lost(w, value, unit)
     if not all(one.is_finite for one in lost):
         raise UnsupportedError(
             f"{safe(weight.name)} has values that {scheme.name} rounds up beyond the range of fp32",
             hint="keep this weight: no reader could decode it",
         )
-    return ({DATA: cast(weight, value)} if weight.fake else parts), lost
+    return (parts if value is None or not weight.fake else {DATA: cast(weight, value)}), lost
 
 
 def _lost(w: Tensor, value: Tensor, unit: int) -> list[Sums]:
-    """Return the error sums of units of another size than a band's."""
-    rows = range(0, w.shape[0], unit)
-    return [sums(w[start : start + unit], value[start : start + unit]) for start in rows]
+    """Return the error sums of each `unit` rows against their values."""
+    if unit % BAND == 0:
+        return bands(w, value)
+    cut = zip(w.split(unit), value.split(unit), strict=True)
+    return [one for some, of in cut for one in bands(some, of)]
+
+
+def _lost_of_parts(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], unit: int) -> list[Sums]:
+    """Return the same without making values, in one read. How far they are in steps is left out,
+    which a CPU would take long for."""
+    if unit % BAND == 0:
+        found = bands_of_parts(w, parts, scheme.element, scheme.block)
+    else:
+        found = []
+        for start in range(0, w.shape[0], unit):
+            some = w[start : start + unit]
+            of = {name: _rows(scheme, name, parts[name], start, unit) for name in parts}
+            found += bands_of_parts(some, of, scheme.element, scheme.block)
+    return [replace(one, steps=0.0) for one in found]
+
+
+def _rows(scheme: Scheme, name: str, part: Tensor, start: int, count: int) -> Tensor:
+    """Return what a part of a matrix has for some of its rows."""
+    high = rows_high(scheme, name)
+    return part if high is None else part[start // high : -(-(start + count) // high)]
 
 
 def cast(weight: Weight, value: Tensor) -> Tensor:

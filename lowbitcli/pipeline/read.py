@@ -49,16 +49,20 @@ def by_value(tensor: Tensor, part: Part) -> Tensor:
     return tensor if tensor.dtype == wanted else tensor.to(wanted)
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor as they go into a file."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    if flat.numel() == 0:
-        return memoryview(b"")
-    flat = flat.view(torch.uint8)
-    if flat.device.type == "cuda":
-        flat = buffer(flat.numel(), flat.device).copy_(flat, non_blocking=True)
-        torch.cuda.current_stream(tensor.device).synchronize()
-    return flat.numpy().data
+def bytes_of(*tensors: Tensor) -> list[memoryview]:
+    """Return the bytes of tensors of one device as they go into a file."""
+    found: list[Tensor] = []
+    device = torch.device("cpu")
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().reshape(-1)
+        flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+        if flat.device.type == "cuda":
+            device = flat.device
+            flat = buffer(flat.numel(), device).copy_(flat, non_blocking=True)
+        found.append(flat)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    return [flat.numpy().data if flat.numel() else memoryview(b"") for flat in found]
 
 
 def buffer(size: int, device: torch.device) -> Tensor:

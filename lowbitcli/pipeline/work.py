@@ -259,28 +259,29 @@ class _Member:
 
     def store(self, some: Slice, parts: Mapping[str, Tensor]) -> None:
         """Write the rows of a slice, and with the last slice what is not written by rows."""
-        written: dict[str, memoryview] = {}
-        kept: dict[str, Tensor] = {}
-        for name, part in self.weight.writes.items():
-            if not is_streamed(self._scheme, name, part):
-                kept[name] = parts[name].cpu()
-                continue
-            shape = self.weight.shape
+        writes = self.weight.writes
+        by_rows = {x for x, part in writes.items() if is_streamed(self._scheme, x, part)}
+        with self._clock.stage("copy out"):
+            found = bytes_of(*(parts[name] for name in sorted(by_rows)))
+            kept = {
+                name: parts[name].cpu()
+                for name in writes
+                if name not in by_rows and (some.first or rows_high(self._scheme, name) is not None)
+            }
+        written = dict(zip(sorted(by_rows), found, strict=True))
+        for name, data in written.items():
+            part, shape = writes[name], self.weight.shape
             place = extent(self._scheme, name, shape, some)
             step = row_bytes(self._scheme, name, part, shape)
-            with self._clock.stage("copy out"):
-                data = bytes_of(parts[name])
             if len(data) != (place.stop - place.start) * step:
                 raise AssertionError(f"{part.spec.name}: {len(data)} bytes, not as planned")
             with self._clock.stage("write"):
                 self._writer.write(part, place.start * step, data)
-            written[name] = data
         with self._order.turn(some.index), self._clock.stage("hash"):
             for name, data in written.items():
                 self._hashes.setdefault(name, TensorHash()).update(data)
             for name, tensor in kept.items():
-                if some.first or rows_high(self._scheme, name) is not None:
-                    self._collected.setdefault(name, []).append(tensor)
+                self._collected.setdefault(name, []).append(tensor)
             if some.index == len(self.slices) - 1:
                 self._complete()
 
@@ -296,7 +297,7 @@ class _Member:
             if self.weight.recodes and part.stored is not None and whole.dtype == torch.float32:
                 back = part.stored.layout.decode(encoded)
                 self.moved += int((back.view(torch.int32) != whole.view(torch.int32)).sum())
-            data = bytes_of(encoded)
+            (data,) = bytes_of(encoded)
             if len(data) != part.spec.nbytes:
                 raise AssertionError(f"{part.spec.name}: {len(data)} bytes, not as planned")
             self._writer.write(part, 0, data)
