@@ -6,6 +6,8 @@
     one safetensors file        that file
     anything else               refused, with the list
 
+A directory with a `model_index.json` is a diffusers pipeline: each of its folders that holds
+safetensors files is a component, a checkpoint of its own, and what else is there stands beside.
 Only names are decided here; whether a file may be opened is decided by `inside`: its real path lies
 in the directory's real path, or in the `blobs` folder of the hub cache whose `snapshots` folder the
 directory is in.
@@ -35,6 +37,7 @@ _STEMS = ("model", "diffusion_pytorch_model")
 _NOT_COPIED = (*PICKLED, SUFFIX, ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".npz")
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{1,9})-of-(?P<count>[0-9]{1,9})\.safetensors")
 _SHOWN = 10
+_UNREADABLE = "leads out of the directory or cannot be read"
 # Modules beside the model keep small weights of their own (sentence-transformers' 2_Dense).
 _SMALL_WEIGHTS = 64 << 20
 _MOST_SIDECARS = 10_000
@@ -47,6 +50,7 @@ class Choice:
     files: tuple[str, ...]
     index: Mapping[str, Any] | None
     notes: tuple[str, ...]
+    index_name: str | None = None
 
 
 def choose(root: Path, names: list[str]) -> Choice:
@@ -57,8 +61,6 @@ def choose(root: Path, names: list[str]) -> Choice:
     """
     weights = sorted(name for name in names if name.endswith(SUFFIX))
     where = safe(str(root))
-    if PIPELINE in names:
-        _refuse_pipeline(root, where)
     index_name = _index_name([name for name in names if name.endswith(INDEX_SUFFIX)], where)
     index = None
     if index_name is not None:
@@ -72,7 +74,7 @@ def choose(root: Path, names: list[str]) -> Choice:
         raise CheckpointError(f"{where}: {safe(repr(unknown[0]))} is no usable file name")
     others = [name for name in weights if name not in set(files)]
     notes = (f"not part of the checkpoint and not copied: {listed(others)}",) if others else ()
-    return Choice(tuple(files), index, notes)
+    return Choice(tuple(files), index, notes, index_name)
 
 
 def sidecars(root: Path, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -95,8 +97,66 @@ def sidecars(root: Path, names: list[str]) -> tuple[tuple[str, ...], tuple[str, 
             if stat.S_ISREG(os.stat(inside(root, name)).st_mode):
                 found.append(name)
         except (CheckpointError, OSError):
-            notes.append(f"not copied: {safe(name)} leads out of the directory or cannot be read")
+            notes.append(f"not copied: {safe(name)} {_UNREADABLE}")
     return tuple(found), tuple(notes)
+
+
+def components(root: Path) -> tuple[str, ...]:
+    """Return the folders of a diffusers pipeline that hold a checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = [
+        entry.name
+        for entry in os.scandir(root)
+        if entry.is_dir(follow_symlinks=False)
+        and not entry.name.startswith(".")
+        and safe(entry.name) == entry.name
+        and any(one.name.endswith(SUFFIX) for one in os.scandir(entry.path))
+    ]
+    if not found:
+        raise CheckpointError(
+            f"{safe(str(root))}: a diffusers pipeline, and no folder of it holds a safetensors file"
+        )
+    return tuple(sorted(found))
+
+
+def around(root: Path, parts: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files of a diffusers pipeline that stand beside its components `parts`, and notes
+    on those that are not copied: weights in the root, which no pipeline loads.
+
+    A folder without a safetensors file is copied as it is: its component needs whatever is there.
+    """
+    found: list[str] = []
+    notes: list[str] = []
+    for folder, folders, files in os.walk(root):
+        at_root = Path(folder) == root
+        kept = [x for x in folders if not x.startswith(".") and not (at_root and x in parts)]
+        folders[:] = sorted(x for x in kept if not (Path(folder) / x).is_symlink())
+        links = [str((Path(folder) / x).relative_to(root)) for x in kept if x not in folders]
+        notes += [_of_link(root, name) for name in links]
+        for file in sorted(files):
+            name = str((Path(folder) / file).relative_to(root))
+            if file.startswith(".") or name == MANIFEST:
+                continue
+            if at_root and file.lower().endswith((*_NOT_COPIED, INDEX_SUFFIX)):
+                notes.append(f"not copied: {safe(name)}")
+            elif _is_regular(root, name):
+                found.append(name)
+            else:
+                notes.append(f"not copied: {safe(name)} {_UNREADABLE}")
+        if len(found) > _MOST_SIDECARS:
+            raise CheckpointError(f"{safe(str(root))}: more than {_MOST_SIDECARS} files beside it")
+    return tuple(found), tuple(notes)
+
+
+def _is_regular(root: Path, name: str) -> bool:
+    """Is this a file that may be read?"""
+    try:
+        return stat.S_ISREG(os.stat(inside(root, name)).st_mode)
+    except (CheckpointError, OSError):
+        return False
 
 
 def _below(root: Path) -> tuple[list[str], list[str]]:
@@ -141,7 +201,7 @@ def _of_link(root: Path, name: str) -> str:
     try:
         inside(root, name)
     except CheckpointError:
-        return f"not copied: {safe(name)} leads out of the directory or cannot be read"
+        return f"not copied: {safe(name)} {_UNREADABLE}"
     return f"not copied: {safe(name)} is a link to a folder"
 
 
@@ -263,15 +323,3 @@ def _numbered(shards: Mapping[str, "re.Match[str]"], where: str) -> list[str]:
             hint="incomplete download? fetch the missing files and run again",
         )
     return sorted(shards)
-
-
-def _refuse_pipeline(root: Path, where: str) -> None:
-    components = []
-    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
-        if entry.is_dir() and any(x.name.endswith(SUFFIX) for x in os.scandir(entry.path)):
-            components.append(entry.name)
-    raise CheckpointError(
-        f"{where}: a diffusers pipeline; components with weights: {listed(components) or 'none'}",
-        hint="name one component's directory"
-        + (f", such as {safe(str(root / components[0]))}" if components else ""),
-    )

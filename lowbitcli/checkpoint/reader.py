@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -58,13 +58,16 @@ class Checkpoint:
     quant_config: Mapping[str, Any] | None  # hf_quant_config.json
     manifest: Mapping[str, Any] | None  # lowbit.json
     index: Mapping[str, Any] | None
+    index_name: str | None  # the file that it is in
+    components: Mapping[str, "Checkpoint"]  # of a diffusers pipeline, which is all of them together
     sidecars: tuple[str, ...]  # other files that belong to it
     notes: tuple[str, ...]  # what a user should be told
 
     def __init__(self, path: Path) -> None:
         """Prepare for `open`, which is what callers use."""
         self.path = path
-        self.config = self.quant_config = self.manifest = self.index = None
+        self.config = self.quant_config = self.manifest = self.index = self.index_name = None
+        self.components = {}
         self.sidecars = self.notes = ()
         self._paths: dict[str, str] = {}
         self._identities: dict[str, _Identity] = {}
@@ -150,20 +153,52 @@ class Checkpoint:
             names = [entry.name for entry in os.scandir(self.root) if not entry.is_dir()]
         except OSError as error:
             raise CheckpointError(f"{safe(str(self.root))}: {error.strerror}") from error
+        self.manifest = directory.document(
+            self.root, names, directory.MANIFEST, strict_json.MAX_LISTING
+        )
+        if directory.PIPELINE in names:
+            self._open_components(strict)
+            return
         choice = directory.choose(self.root, names)
-        self.index = choice.index
+        self.index, self.index_name = choice.index, choice.index_name
         self.config = directory.document(self.root, names, directory.CONFIG, strict_json.MAX_CONFIG)
         self.quant_config = directory.document(
             self.root, names, directory.QUANT_CONFIG, strict_json.MAX_CONFIG
-        )
-        self.manifest = directory.document(
-            self.root, names, directory.MANIFEST, strict_json.MAX_LISTING
         )
         self.sidecars, not_copied = directory.sidecars(self.root, names)
         self._read_headers({file: directory.inside(self.root, file) for file in choice.files})
         weight_map = self.index["weight_map"] if self.index is not None else None
         unlisted = self._compare(weight_map, strict) if weight_map is not None else ()
         self.notes = (*unlisted, *choice.notes, *not_copied)
+
+    def _open_components(self, strict: bool) -> None:
+        """Open a diffusers pipeline: every component by itself, and all of them as this one, in
+        which tensors and files have the name of their component in front."""
+        parts = directory.components(self.root)
+        self.components = {x: Checkpoint.open(self.root / x, strict=strict) for x in parts}
+        headers: dict[str, Header] = {}
+        tensors: dict[str, StoredTensor] = {}
+        for part, component in self.components.items():
+            if component.components:
+                raise CheckpointError(f"{safe(str(component.path))}: a pipeline within a pipeline")
+            for file, header in component.headers.items():
+                entries = {
+                    f"{part}/{name}": entry._replace(spec=entry.spec.named(f"{part}/{name}"))
+                    for name, entry in header.entries.items()
+                }
+                name = f"{part}/{file}"
+                headers[name] = replace(header, entries=entries)
+                self._paths[name] = component._paths[file]
+                self._identities[name] = component._identities[file]
+                tensors |= {
+                    x: StoredTensor(y.spec, name, y.start, y.stop) for x, y in entries.items()
+                }
+        self._take(headers, tensors)
+        others, notes = directory.around(self.root, parts)
+        own = [f"{x}/{y}" for x, one in self.components.items() for y in one.sidecars]
+        self.sidecars = (*others, *own)
+        told = [f"{x}: {note}" for x, one in self.components.items() for note in one.notes]
+        self.notes = (*notes, *told)
 
     def _open_file(self) -> None:
         where = safe(str(self.path))
@@ -204,6 +239,9 @@ class Checkpoint:
                         hint="shards of two checkpoints in one directory?",
                     )
                 tensors[name] = StoredTensor(entry.spec, file, entry.start, entry.stop)
+        self._take(headers, tensors)
+
+    def _take(self, headers: Mapping[str, Header], tensors: Mapping[str, StoredTensor]) -> None:
         self.files = tuple(headers)
         self.headers = MappingProxyType(headers)
         self.metadata = MappingProxyType({file: x.metadata for file, x in headers.items()})

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.container import Finding
+from lowbitcli.plan.components import examine
 from lowbitcli.plan.nouns import PathLike
-from lowbitcli.plan.source import SourceWeight, examine
+from lowbitcli.plan.source import SourceWeight
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.build import build, build_dequantize
 from lowbitcli.plan.choose import Conditions
+from lowbitcli.plan.components import build_pipeline, dequantize_pipeline
 from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.recipe import Recipe
@@ -106,16 +107,24 @@ def quantization(
         with _uncollected():
             checkpoint = held.enter_context(Checkpoint.open(source, strict=request.strict))
             asked = request.container if request.container != "auto" else recipe.container
-            conditions = Conditions(
-                container=container_of(asked, checkpoint),
-                strict=request.strict,
-                split_groups=request.allow_split_groups,
-                non_finite=non_finite,
-                fake=request.fake,
-            )
-            plan = build(checkpoint, recipe, conditions, request.max_shard_size)
-            if asked == "auto" and plan.container == conditions.container.name:
-                plan = replace(plan, chosen=_why(conditions.container))
+
+            def conditions_of(of: Checkpoint) -> Conditions:
+                return Conditions(
+                    container=container_of(asked, of),
+                    strict=request.strict,
+                    split_groups=request.allow_split_groups,
+                    non_finite=non_finite,
+                    fake=request.fake,
+                )
+
+            size = request.max_shard_size
+            if checkpoint.components:
+                plan = build_pipeline(checkpoint, recipe, conditions_of, size)
+            else:
+                conditions = conditions_of(checkpoint)
+                plan = build(checkpoint, recipe, conditions, size)
+                if asked == "auto" and plan.container == conditions.container.name:
+                    plan = replace(plan, chosen=_why(conditions.container))
         suffix = f"{recipe.name}-fake" if request.fake else recipe.name
         plan = replace(plan, notes=(*plan.notes, *notes_on(plan, recipe)))
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
@@ -141,7 +150,8 @@ def dequantization(
     with ExitStack() as held:
         with _uncollected():
             checkpoint = held.enter_context(Checkpoint.open(source, strict=strict))
-            plan = build_dequantize(
+            make = dequantize_pipeline if checkpoint.components else build_dequantize
+            plan = make(
                 checkpoint,
                 DTYPE_NAMES[dtype.lower()],
                 raw_fp8=raw_fp8,

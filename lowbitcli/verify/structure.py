@@ -71,23 +71,31 @@ def any_quantized(target: Source) -> Step:
 def index(checkpoint: Checkpoint) -> Step:
     """Hold the index against the shards' headers."""
     what = "the index names every tensor, and its total size"
-    if checkpoint.index is None:
+    parts = checkpoint.components or {"": checkpoint}
+    indexed = {part: one for part, one in parts.items() if one.index is not None}
+    if not indexed:
         return Step(what, skipped="there is no index")
-    weight_map = checkpoint.index["weight_map"]
-    problems = [
-        Problem("index", name, "in a shard but not in the index", stored.file)
-        for name, stored in checkpoint.tensors.items()
-        if name not in weight_map
-    ]
+    problems = tuple(x for part, one in indexed.items() for x in _of_index(one, part))
+    count = sum(len((one.index or {})["weight_map"]) for one in indexed.values())
+    return Step(what, count, problems)
+
+
+def _of_index(checkpoint: Checkpoint, part: str) -> Iterator[Problem]:
+    """Yield what is wrong with the index of a checkpoint, or of the component `part` of one."""
+    index, under = checkpoint.index or {}, f"{part}/" if part else ""
+    for name, stored in checkpoint.tensors.items():
+        if name not in index["weight_map"]:
+            message = "in a shard but not in the index"
+            yield Problem("index", under + name, message, under + stored.file)
     total = sum(stored.stop - stored.start for stored in checkpoint.tensors.values())
-    said = (checkpoint.index.get("metadata") or {}).get(INDEX_KEY)
+    said = (index.get("metadata") or {}).get(INDEX_KEY)
+    where = f"the index of {safe(part)}" if part else "the index"
     if said is None:
-        message = f"the index has no {INDEX_KEY}; it would be {total}"
-        problems.append(Problem("index", "", message, severity=WARN))
+        message = f"{where} has no {INDEX_KEY}; it would be {total}"
+        yield Problem("index", "", message, severity=WARN)
     elif said != total:
-        message = f"the index says {INDEX_KEY} {safe(repr(said))}, the tensors have {total} bytes"
-        problems.append(Problem("index", "", message))
-    return Step(what, len(weight_map), tuple(problems))
+        message = f"{where} says {INDEX_KEY} {safe(repr(said))}, the tensors have {total} bytes"
+        yield Problem("index", "", message)
 
 
 def manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, tuple[Problem, ...]]:

@@ -1,0 +1,244 @@
+"""A diffusers pipeline on paper: every component planned by itself, and the plans put together.
+
+| component | what becomes of it |
+|---|---|
+| the denoiser: see DENOISERS | the recipe's rules |
+| any other that a pattern names: `text_encoder/*` | the rules of those patterns |
+| the rest | copied byte for byte |
+
+A pattern with a slash is for the components that what stands before the slash takes, and what
+stands behind is tried on their tensors; one without is for the denoiser. In plans and reports
+tensors and files have the name of their component in front.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.containers.plain import PLAIN
+from lowbitcli.errors import RecipeError, UsageError
+from lowbitcli.plan import source as sources
+from lowbitcli.plan.build import build, build_dequantize
+from lowbitcli.plan.choose import Conditions
+from lowbitcli.plan.digest import digest
+from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
+from lowbitcli.plan.source import Source
+from lowbitcli.plan.together import source_under, together
+from lowbitcli.recipe import Matcher, Recipe
+from lowbitcli.recipe.patterns import Pattern
+from lowbitcli.tensors import DATA, safe
+
+DENOISERS = ("transformer", "transformer_*", "unet", "unet_*", "prior", "decoder")
+COPIED = "its component is copied"
+
+
+def examine(checkpoint: Checkpoint, **how: Any) -> Source:
+    """Find every weight of a checkpoint, or of all components of a pipeline; `how` is as for
+    `source.examine`.
+
+    Raises:
+        UnsupportedError, CheckpointError: see `source.examine`.
+    """
+    if not checkpoint.components:
+        return sources.examine(checkpoint, **how)
+    found = {
+        part: sources.examine(component, **how) for part, component in checkpoint.components.items()
+    }
+    weights = [source_under(p, w) for p, one in found.items() for w in one.weights.values()]
+    used = [one.container for one in found.values() if one.container is not PLAIN]
+    return Source(
+        container=used[0] if used else PLAIN,
+        weights={weight.name: weight for weight in sorted(weights, key=lambda one: one.name)},
+        findings=tuple(
+            replace(finding, tensor=f"{part}/{finding.tensor}")
+            for part, one in found.items()
+            for finding in one.findings
+        ),
+        activations={
+            f"{part}/{name}": what
+            for part, one in found.items()
+            for name, what in one.activations.items()
+        },
+        notes=tuple(f"{part}: {note}" for part, one in found.items() for note in one.notes),
+    )
+
+
+def build_pipeline(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    conditions_of: Callable[[Checkpoint], Conditions],
+    max_shard_size: int | None,
+) -> Plan:
+    """Plan the quantization of a pipeline.
+
+    Raises:
+        UsageError: no rule is for any of its components.
+        RecipeError, CheckpointError, UnsupportedError: see `build`.
+    """
+    shares = {part: _share(recipe, part) for part in checkpoint.components}
+    if not any(share.rules for share in shares.values()):
+        names = ", ".join(checkpoint.components)
+        raise UsageError(
+            f"none of the components ({safe(names)}) is known for a denoiser, "
+            "and no pattern of the recipe names one",
+            hint="name one in a recipe, as in match: COMPONENT/*, or quantize its directory",
+        )
+    _refuse_dead(recipe, checkpoint)
+    plans: dict[str, Plan] = {}
+    for part, component in checkpoint.components.items():
+        conditions = conditions_of(component)
+        held = {
+            name.removeprefix(f"{part}/")
+            for name in conditions.non_finite
+            if name.startswith(f"{part}/")
+        }
+        conditions = replace(conditions, non_finite=frozenset(held))
+        share = shares[part]
+        if share.rules:
+            plans[part] = build(component, share, conditions, max_shard_size)
+        else:
+            plans[part] = _copied(component)
+    fake = any(plan.recipe.get("fake", False) for plan in plans.values())
+    said = {"name": recipe.name, "digest": recipe.digest, "fake": fake}
+    return together(checkpoint, plans, said)
+
+
+def dequantize_pipeline(
+    checkpoint: Checkpoint, dtype: str, *, raw_fp8: bool, max_shard_size: int | None
+) -> Plan:
+    """Plan the dequantization of a pipeline: components without a quantized weight are copied.
+
+    Raises:
+        CheckpointError: see `build_dequantize`.
+    """
+    plans = {}
+    for part, component in checkpoint.components.items():
+        plan = build_dequantize(component, dtype, raw_fp8=raw_fp8, max_shard_size=max_shard_size)
+        computed = any(not weight.kept for weight in plan.weights)
+        plans[part] = plan if computed else _copied(component)
+    said = {"dequantize": dtype, **({"raw_fp8": True} if raw_fp8 else {})}
+    return together(checkpoint, plans, said)
+
+
+def _share(recipe: Recipe, part: str) -> Recipe:
+    """Return what of a recipe is for a component, as patterns over its own names."""
+    rules = []
+    for rule in recipe.rules:
+        match = _patterns(rule.match, part)
+        if match and (_is_denoiser(part) or any(_names_part(x, part) for x in rule.match)):
+            exclude = _patterns(rule.exclude, part, everywhere=True)
+            rules.append(rule.model_copy(update={"match": match, "exclude": exclude}))
+    keep = _patterns(recipe.keep, part, everywhere=True)
+    return recipe.model_copy(update={"rules": tuple(rules), "keep": keep})
+
+
+def _patterns(
+    patterns: Iterable[Pattern], part: str, everywhere: bool = False
+) -> tuple[Pattern, ...]:
+    """Return the patterns for a component; one without a slash is for the denoiser, or, where it
+    takes something out, for `everywhere`. None is held to take something: that is for all
+    components together to show."""
+    found = []
+    for pattern in patterns:
+        head, tail = _split(pattern)
+        if head is None and (everywhere or _is_denoiser(part)):
+            found.append(pattern.model_copy(update={"shipped": True}))
+        elif head is not None and _names_part(pattern, part):
+            found.append(pattern.model_copy(update={"text": tail, "shipped": True}))
+    return tuple(found)
+
+
+def _split(pattern: Pattern) -> tuple[str | None, str]:
+    """Return what stands before the slash, None where there is none, and the pattern behind."""
+    head, slash, tail = pattern.text.removeprefix("re:").partition("/")
+    if not slash:
+        return None, pattern.text
+    return head, f"re:{tail}" if pattern.is_regex else tail
+
+
+def _names_part(pattern: Pattern, part: str) -> bool:
+    """Does what stands before the slash take this component?"""
+    head, _ = _split(pattern)
+    if head is None:
+        return False
+    if not pattern.is_regex:
+        return fnmatchcase(part, head)
+    try:
+        return re.fullmatch(head, part) is not None
+    except re.error as error:
+        message = f"{pattern.text!r}: what stands before the slash is no pattern: {error}"
+        raise RecipeError(message, where=pattern.where) from error
+
+
+def _is_denoiser(part: str) -> bool:
+    return any(fnmatchcase(part, name) for name in DENOISERS)
+
+
+def _refuse_dead(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Raise RecipeError where a pattern of the user's takes a tensor of none of its components."""
+    taken_out = [*recipe.keep, *(x for rule in recipe.rules for x in rule.exclude)]
+    patterns = [x for rule in recipe.rules for x in rule.match]
+    dead = []
+    for pattern in (*taken_out, *patterns):
+        if not pattern.shipped and not any(
+            _takes(own.model_copy(update={"shipped": False}), component)
+            for part, component in checkpoint.components.items()
+            for own in _patterns([pattern], part, everywhere=pattern in taken_out)
+        ):
+            dead.append(pattern)
+    if dead:
+        Matcher(Recipe(keep=tuple(dead))).dead(checkpoint.tensors)
+        raise RecipeError(
+            f"{dead[0].text!r} matches no tensor of the components that it is for",
+            where=dead[0].where,
+            hint="a pattern without a slash is for the denoiser: text_encoder/* names another",
+        )
+
+
+def _takes(pattern: Pattern, component: Checkpoint) -> bool:
+    try:
+        Matcher(Recipe(keep=(pattern,))).dead(component.tensors)
+    except RecipeError:
+        return False
+    return True
+
+
+def _copied(component: Checkpoint) -> Plan:
+    """Plan to copy a component: its files with their very headers, its index, what is beside it."""
+    weights = []
+    for name, stored in component.tensors.items():
+        spec, part = stored.spec, {DATA: Part(stored.spec, stored.file)}
+        weights.append(Weight(name, spec.shape, spec.dtype, None, None, part, part, kept=COPIED))
+    files = tuple(
+        OutputFile(
+            file,
+            len(header.raw).to_bytes(8, "little") + header.raw,
+            header.entries,
+            header.size,
+        )
+        for file, header in component.headers.items()
+    )
+    specs = {
+        file: [x.spec for x in one.entries.values()] for file, one in component.headers.items()
+    }
+    return Plan(
+        source=component.path,
+        output=None,
+        directory=True,
+        container=PLAIN.name,
+        source_container=PLAIN.name,
+        recipe={"copied": True},
+        weights=tuple(weights),
+        jobs=tuple(Job((weight,)) for weight in weights),
+        files=files,
+        config=None,
+        index=None,
+        index_name="",
+        sidecars=(*component.sidecars, *([component.index_name] if component.index_name else [])),
+        notes=component.notes,
+        digest=digest(component, {"copied": True}, specs, component.metadata, None),
+        size_in=sum(header.size for header in component.headers.values()),
+    )
