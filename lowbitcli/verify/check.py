@@ -13,7 +13,8 @@ from lowbitcli.checkpoint.made import Made
 from lowbitcli.checkpoint.manifest import Manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
-from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
+from lowbitcli.plan.components import examine
+from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.recipe import Matcher, Recipe
 from lowbitcli.verify import compare, scales, structure
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
