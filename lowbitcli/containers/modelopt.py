@@ -116,6 +116,14 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
         "transformers 5 does not know this container, and would take FP8 codes for weights: "
         "for it write --container compressed-tensors"
     ]
+    if any(
+        d.scheme is not None and d.scheme.name == "fp8_channel" and ".experts." in d.name
+        for d in declarations
+    ):
+        notes.append(
+            "vLLM 0.33 has no experts in fp8_channel of this container: for it choose "
+            "fp8_block128, mxfp8 or nvfp4, or write --container compressed-tensors"
+        )
     excluded = beside["quantization"].get("exclude_modules", ())
     notes += [
         f"vLLM 0.33 will also exclude {layer}: the excluded {name} is a part of its name"
