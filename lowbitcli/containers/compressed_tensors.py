@@ -199,4 +199,5 @@ COMPRESSED_TENSORS = Container(
         "nvfp4": ("none",),
     },
     needs_config=True,
+    stacks="split",
 )

@@ -141,7 +141,8 @@ class Container:
     default. needs_config: can only be written beside a config.json. unwritten: schemes that are
     read, and not written: their readers need what weights alone do not give. fuses: its readers
     serve some weights as one matrix (q/k/v), so that these share a scale. stacks: does it hold
-    experts that are stacked in one tensor, and perhaps nothing else?
+    experts that are stacked in one tensor, and perhaps nothing else, or are stacks to be split into
+    single experts?
     """
 
     name: str
@@ -153,7 +154,7 @@ class Container:
     needs_config: bool = False
     unwritten: frozenset[str] = frozenset()
     fuses: bool = True
-    stacks: Literal["no", "also", "only"] = "no"
+    stacks: Literal["no", "also", "only", "split"] = "no"
 
     @property
     def writes(self) -> tuple[str, ...]:

@@ -202,4 +202,5 @@ DEEPSEEK = Container(
     declare=declare,
     activations={"fp8_block128": ("dynamic",)},
     needs_config=True,
+    stacks="split",
 )

@@ -145,5 +145,6 @@ MODELOPT = Container(
         "nvfp4": ("none",),
     },
     needs_config=True,
+    stacks="split",
     unwritten=frozenset({"fp8_tensor", "mxfp4"}),
 )

@@ -87,4 +87,5 @@ NATIVE_MXFP8 = Container(
     declare=declare,
     activations={"mxfp8": ("dynamic",)},
     needs_config=True,
+    stacks="split",
 )

@@ -1,39 +1,155 @@
-"""How models stack their experts in one tensor, by model type: which axis is multiplied.
+"""How models stack their experts in one tensor: which axis is multiplied, and where the rows of
+gate and up are.
 
-| layout | stored | as a stack of weights `[E, out, in]` |
+| word | a stack is | as weights `[E, out, in]` |
 |---|---|---|
 | `out_in` | `[E, out, in]` | as it is |
 | `in_out` | `[E, in, out]` | transposed |
+| `halves` | of gate and up: all rows of gate, then all of up | |
+| `interleaved` | of gate and up: a row of gate, a row of up, and so on | |
 
-Nothing is told from a shape: where both axes could be blocks, both look right. A stack of a model
-that is not listed is kept, unless a recipe says how it lies. Gate and up rows of one expert may
-follow each other or alternate: they stay in their order. Source: transformers 5.24,
-`GptOssExperts`, `Llama4TextExperts`.
+Nothing is told from a shape: where both axes could be blocks, both look right. A shape that is not
+the one which the words and the model's `hidden_size` demand makes a stack one of which nothing is
+known. A stack of a model that is not listed is kept, unless a recipe says how it lies.
+Source: transformers 5.24, the classes of experts in `models/*/modeling_*.py` and the names and
+transpositions in `conversion_mapping.py`.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from lowbitcli.containers.layouts import IDENTITY, TRANSPOSED, Layout
+from lowbitcli.tensors import Shape
 
 LAYOUTS: dict[str, Layout] = {"out_in": IDENTITY, "in_out": TRANSPOSED}
+ROWS = ("halves", "interleaved")
+WORDS = (*LAYOUTS, *(f"{axes} {rows}" for axes in LAYOUTS for rows in ROWS))
 
-# The last components of the names of stacked experts.
-EXPERTS = re.compile(r"(?:.*\.)?experts\.(?:gate_up_proj|down_proj|gate_proj|up_proj|w1|w2|w3)")
+# The ends of the names of stacked experts; the first group is what stands before the expert's
+# number where experts are stored one by one, the second the module that is then one expert's.
+EXPERTS = re.compile(r"((?:.*\.)?experts)\.(gate_up_proj|down_proj|gate_proj|up_proj|w1|w2|w3)")
+# Stacks whose experts no reader takes one by one: Granite's and JetMoE's, Aria's, Step's.
+WHOLE = re.compile(
+    r"(?:.*\.)?(?:(?:block_sparse_moe|mlp|moe|experts)\.(?:input|output)_linear"
+    r"|experts\.fc[12]|moe\.(?:gate|up|down)_proj)"
+)
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj")}
+BIASES = ("_bias", ".bias")
 
-MODELS: dict[str, str] = {"gpt_oss": "in_out", "llama4": "in_out", "llama4_text": "in_out"}
+# Models whose class of experts multiplies gate_up_proj `[E, 2I, H]`, and takes two halves of it.
+_OUT_IN_HALVES = """
+afmoe axk1 axk2 bailing_hybrid cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 diffusion_gemma
+diffusion_gemma_text dots1 ernie4_5_moe exaone_moe flex_olmo gemma4 gemma4_text glm4_moe
+glm4_moe_lite glm4v_moe glm4v_moe_text glm_moe_dsa granitemoe granitemoe_swa granitemoehybrid
+granitemoeshared hunyuan_v1_moe hy_v3 jamba jetmoe laguna mellum mimo_v2_flash mistral4 muse_spark
+muse_spark_text olmoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe
+qwen3_omni_moe_text qwen3_omni_moe_thinker solar_open step3p7 zaya
+"""
 
 
-def layout_of(name: str, config: Mapping[str, Any] | None) -> Layout | None:
-    """Return how the stack of experts `name` lies in a model of this config.json; None where it is
-    no stack of experts, or nothing says."""
-    model = (config or {}).get("model_type")
-    if model not in MODELS or not EXPERTS.fullmatch(name.removesuffix(".weight")):
-        return None
-    return LAYOUTS[MODELS[str(model)]]
+@dataclass(frozen=True)
+class Stacking:
+    """How a stack lies: `axes` is a key of LAYOUTS, `rows` one of ROWS or "" where nothing says;
+    only a stack of gate and up has an order of rows."""
+
+    axes: str
+    rows: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.axes]
+
+    @classmethod
+    def of(cls, words: str) -> "Stacking":
+        """Return what `words` (one of WORDS) say."""
+        axes, _, rows = words.partition(" ")
+        return cls(axes, rows)
+
+
+MODELS: dict[str, Stacking] = {
+    **dict.fromkeys(_OUT_IN_HALVES.split(), Stacking("out_in", "halves")),
+    "gpt_oss": Stacking("in_out", "interleaved"),
+    "openai_privacy_filter": Stacking("in_out", "halves"),
+    "llama4": Stacking("in_out", "halves"),
+    "llama4_text": Stacking("in_out", "halves"),
+    "aria": Stacking("in_out", "halves"),
+    "aria_text": Stacking("in_out", "halves"),
+    # published transposed; transformers turns it where the shape is not its own
+    "qwen3_vl_moe": Stacking("in_out", "halves"),
+    "qwen3_vl_moe_text": Stacking("in_out", "halves"),
+}
+
+
+class View(NamedTuple):
+    """One expert of a stack: matrix `matrix`, every `step`-th of its rows from `first` on."""
+
+    matrix: int
+    first: int = 0
+    step: int = 1
+
+
+class Expert(NamedTuple):
+    """A matrix of a stack as a tensor of its own: what it is called, its rows, where they are."""
+
+    name: str
+    rows: int
+    view: View
 
 
 def is_stack(name: str, dimensions: int) -> bool:
     """Does a name say that a tensor is a stack of experts?"""
-    return dimensions == 3 and EXPERTS.fullmatch(name.removesuffix(".weight")) is not None
+    if dimensions != 3:
+        return False
+    stem = name.removesuffix(".weight")
+    return EXPERTS.fullmatch(stem) is not None or WHOLE.fullmatch(stem) is not None
+
+
+def stacking_of(name: str, shape: Shape, config: Mapping[str, Any] | None) -> Stacking | None:
+    """Return how the stack of experts `name` lies in a model of this config.json; None where it is
+    no stack of experts, nothing says, or it is not of the shape that this model's has."""
+    config = config or {}
+    found = MODELS.get(str(config.get("model_type")))
+    if found is None or not is_stack(name, len(shape)):
+        return None
+    return found if _fits(name, shape, found, config) else None
+
+
+def _fits(name: str, shape: Shape, said: Stacking, config: Mapping[str, Any]) -> bool:
+    """Is the axis of the model's hidden size as long as it must be?"""
+    nested = config.get("text_config")
+    hidden = config.get("hidden_size")
+    if hidden is None and isinstance(nested, Mapping):
+        hidden = nested.get("hidden_size")
+    if not isinstance(hidden, int):
+        return True
+    out = re.search(r"(?:down_proj|w2|fc2|output_linear)$", name.removesuffix(".weight"))
+    rows_first = said.axes == "out_in"
+    return shape[1 if (out is not None) == rows_first else 2] == hidden
+
+
+def experts_of(name: str, shape: Shape, rows: str) -> tuple[Expert, ...]:
+    """Return the experts of a stack of weights `[E, out, in]` as readers call them one by one,
+    those of gate and up apart; none where no reader takes them so, or where nothing says which
+    `rows` are whose."""
+    found = EXPERTS.fullmatch(name.removesuffix(".weight"))
+    if found is None or not shape:
+        return ()
+    before, module = found.groups()
+    members = FUSED.get(module, (module,))
+    if shape[1] % len(members) or (len(members) > 1 and rows not in ROWS):
+        return ()
+    count = shape[1] // len(members)
+    rows = rows if len(members) > 1 else ""
+    return tuple(
+        Expert(f"{before}.{expert}.{member}.weight", count, _view(expert, place, count, rows))
+        for expert in range(shape[0])
+        for place, member in enumerate(members)
+    )
+
+
+def _view(expert: int, place: int, count: int, rows: str) -> View:
+    if rows == "interleaved":
+        return View(expert, place, 2)
+    return View(expert, place * count)

@@ -6,15 +6,18 @@
 on the torch references; on a GPU the host only holds what is read and what is written.
 """
 
+import math
 import os
 import resource
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from lowbitcli.errors import UsageError
-from lowbitcli.pipeline.slices import unit_rows
-from lowbitcli.plan.nouns import Plan
+from lowbitcli.pipeline.read import BLOCKS
+from lowbitcli.pipeline.slices import is_turned, unit_rows
+from lowbitcli.plan.nouns import Part, Plan, Weight
 
 GIB = 1 << 30
 DEFAULT, LEAST = 2 * GIB, GIB
@@ -52,12 +55,27 @@ def budget(plan: Plan, cap: int, device: torch.device) -> Budget:
     wanted = GPU_ELEMENTS if cuda else CPU_ELEMENTS
     unit = max((unit_rows(w) * w.shape[-1] for w in plan.weights if not w.copies), default=1)
     working = free * 3 // 4
-    threads = max(1, min(threads, working // (unit * cost)))
-    elements = max(1, min(wanted, working // (threads * cost)))
-    held = max(0, free - threads * max(elements, unit) * cost)
+    block = max((_block(weight) for weight in plan.weights if not weight.copies), default=0)
+    threads = max(1, min(threads, working // (unit * cost + block)))
+    elements = max(1, min(wanted, (working // threads - block) // cost))
+    held = max(0, free - threads * (max(elements, unit) * cost + block))
     if cuda:  # what is held between two passes stays on the device
         held = min(GPU_HELD, torch.cuda.mem_get_info(device)[0] // 4)
     return Budget(threads, elements, held)
+
+
+def _block(weight: Weight) -> int:
+    """Return the bytes of the matrices that are held whole, as they lie transposed: on the way in,
+    and on the way out twice."""
+    lead = math.prod(weight.shape[:-2])
+    read = sum(BLOCKS * part.spec.nbytes // lead for part in _turned(weight.reads))
+    if any(part.view is not None for part in weight.reads.values()):
+        read = sum(part.nbytes for part in _turned(weight.reads))
+    return read + sum(2 * part.spec.nbytes // lead for part in _turned(weight.writes))
+
+
+def _turned(parts: Mapping[str, Part]) -> list[Part]:
+    return [part for part in parts.values() if is_turned(part)]
 
 
 def resident() -> int:

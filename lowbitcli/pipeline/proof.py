@@ -133,22 +133,23 @@ class Trial:
         return Step(self._decide, 0, self.done.name, (self,))
 
     def _decide(self) -> None:
-        reads = {part.spec.name for w in self.job.weights for part in w.reads.values()}
+        reads = {part.key: part for w in self.job.weights for part in w.reads.values()}
         writes = {part.spec.name: part for w in self.job.weights for part in w.writes.values()}
-        if self.done.source.keys() != reads or self.done.output.keys() != writes.keys():
+        if self.done.source.keys() != reads.keys() or self.done.output.keys() != writes.keys():
             return
         self.holds = all(
             written_hash(self._writer, writes[name]) == found
             for name, found in self.done.output.items()
         ) and all(
-            source_hash(self._checkpoint, name) == found for name, found in self.done.source.items()
+            source_hash(self._checkpoint, reads[key]) == found
+            for key, found in self.done.source.items()
         )
 
 
-def source_hash(checkpoint: Checkpoint, name: str) -> str:
-    """Return the checksum of a stored tensor of the source."""
-    stored = checkpoint.tensors[name]
-    return _hash(stored.stop - stored.start, lambda a, b: checkpoint.read(name, a, b))
+def source_hash(checkpoint: Checkpoint, part: Part) -> str:
+    """Return the checksum of what is read of a stored tensor of the source."""
+    name, begin = part.spec.name, part.begin
+    return _hash(part.nbytes, lambda a, b: checkpoint.read(name, begin + a, begin + b))
 
 
 def written_hash(writer: Writer, part: Part) -> str:

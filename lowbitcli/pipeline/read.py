@@ -2,7 +2,9 @@
 
 import math
 import threading
+from collections import OrderedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,14 @@ from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.pipeline.arithmetic import torch_dtype
 from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.crew import Crew, Order
-from lowbitcli.pipeline.slices import Slice, extent, is_streamed, row_bytes, rows_high
+from lowbitcli.pipeline.slices import (
+    Slice,
+    extent,
+    is_streamed,
+    is_turned,
+    row_bytes,
+    rows_high,
+)
 from lowbitcli.plan.nouns import Part, Weight
 from lowbitcli.tensors import TensorSpec
 
@@ -37,6 +46,31 @@ def canonical(tensor: Tensor, part: Part) -> Tensor:
     if part.stored is None:
         return tensor
     return part.stored.layout.decode(by_value(tensor, part))
+
+
+def picked(tensor: Tensor, part: Part) -> Tensor:
+    """Return every row that is the part's own, of rows of which a view takes some."""
+    if part.view is None or part.view.step == 1:
+        return tensor
+    return tensor[part.view.first :: part.view.step].contiguous()
+
+
+def pick(raw: bytearray, part: Part) -> bytes:
+    """Return the bytes of a view's own numbers, of the bytes that they are among."""
+    if part.view is None or part.view.step == 1:
+        return bytes(raw)
+    size = TensorSpec("", part.spec.dtype, (1,)).nbytes
+    every = np.frombuffer(raw, np.uint8).reshape(-1, size)
+    return every[part.view.first :: part.view.step].tobytes()
+
+
+def block_of(checkpoint: Checkpoint, part: Part, matrix: int) -> Tensor:
+    """Return a matrix of a stack as it lies in the file; of a view its own."""
+    rows, cols = part.spec.shape[-2:]
+    size = TensorSpec("", part.spec.dtype, (rows, cols)).nbytes
+    start = part.begin + (matrix * size if part.view is None else 0)
+    raw = checkpoint.read(part.spec.name, start, start + size)
+    return tensor_of(raw, TensorSpec("", part.spec.dtype, (rows, cols)))
 
 
 def by_value(tensor: Tensor, part: Part) -> Tensor:
@@ -73,8 +107,12 @@ def buffer(size: int, device: torch.device) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
+BLOCKS = 2  # matrices of a turned stack that are held at once
+
+
 class Rows:
-    """Reads a weight slice by slice; what cannot be cut is read whole, once.
+    """Reads a weight slice by slice; what cannot be cut is read whole, once, and a stack whose
+    matrices lie transposed matrix by matrix.
 
     `hashes` has the checksum of each tensor read so far, `source` those that are complete: slices
     are hashed in order, whichever thread reads them.
@@ -91,6 +129,7 @@ class Rows:
         self._clock = Clock() if crew is None else crew.clock
         self._hashes: dict[str, TensorHash] = {}
         self._whole: dict[str, Tensor] = {}
+        self._blocks: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -116,19 +155,42 @@ class Rows:
     def _read(self, some: Slice, found: dict[str, Tensor], raw: dict[str, memoryview]) -> None:
         for name, part in self.weight.reads.items():
             if is_streamed(self.weight.source, name, part):
-                raw[part.spec.name], found[name] = self._rows(name, part, some)
+                raw[part.key], found[name] = self._rows(name, part, some)
+            elif is_turned(part):
+                block = self._block(name, part, some.matrix)
+                found[name] = self._turned(part, block, some)
+                if some.first:
+                    raw[part.key] = block.reshape(-1).view(torch.uint8).numpy().data
             else:
                 found[name] = self._cut(name, self._all(name, part), some)
 
     def _rows(self, name: str, part: Part, some: Slice) -> tuple[memoryview, Tensor]:
         shape, scheme = self.weight.shape, self.weight.source
-        place, step = extent(scheme, name, shape, some), row_bytes(scheme, name, part, shape)
+        place = extent(scheme, name, part, shape, some)
+        step = row_bytes(scheme, name, part, shape)
         memory = buffer((place.stop - place.start) * step, self._device)
         raw = memory.numpy().data
-        self._checkpoint.read_into(part.spec.name, raw, place.start * step)
-        rows = TensorSpec("", part.spec.dtype, (place.stop - place.start, part.spec.shape[-1]))
+        self._checkpoint.read_into(part.spec.name, raw, part.begin + place.start * step)
+        cols = step // TensorSpec("", part.spec.dtype, (1,)).nbytes
+        rows = TensorSpec("", part.spec.dtype, (place.stop - place.start, cols))
         tensor = tensor_of(memory, rows).to(self._device, non_blocking=True)
-        return raw, canonical(tensor, part)
+        return raw, by_value(picked(tensor, part), part)
+
+    def _block(self, name: str, part: Part, matrix: int) -> Tensor:
+        """Return a matrix of a turned part as it lies in the file, in memory of the CPU."""
+        with self._lock:
+            key = (name, matrix)
+            if key not in self._blocks:
+                self._blocks[key] = block_of(self._checkpoint, part, matrix)
+                while len(self._blocks) > BLOCKS:
+                    self._blocks.popitem(last=False)
+            self._blocks.move_to_end(key)
+            return self._blocks[key]
+
+    def _turned(self, part: Part, block: Tensor, some: Slice) -> Tensor:
+        """Return rows of a matrix that lies transposed."""
+        columns = block if part.view is None else block[:, part.view.first :: part.view.step]
+        return canonical(columns[:, some.start : some.stop].to(self._device), part)
 
     def _all(self, name: str, part: Part) -> Tensor:
         with self._lock:
@@ -138,13 +200,16 @@ class Rows:
                 if self._device.type == "cuda":  # other streams will read it
                     torch.cuda.current_stream(self._device).synchronize()
                 if self._order is not None:
-                    self._hashes[part.spec.name] = TensorHash()
-                    self._hashes[part.spec.name].update(raw)
+                    self._hashes[part.key] = TensorHash()
+                    self._hashes[part.key].update(raw)
                 self._whole[name] = tensor
             return self._whole[name]
 
     def _cut(self, name: str, whole: Tensor, some: Slice) -> Tensor:
         """Return a slice of a canonical part that is in memory as a whole."""
+        view = self.weight.reads[name].view
+        if view is not None:
+            return whole[view.matrix]
         lead = self.weight.shape[:-2]
         matrix = whole.reshape(math.prod(lead), *whole.shape[len(lead) :])[some.matrix]
         high = rows_high(self.weight.source, name)

@@ -18,6 +18,7 @@ from lowbitcli.errors import CheckpointError, DeviceError, StoppedError, UsageEr
 from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.clock import since_start
 from lowbitcli.pipeline.crew import Crew, Step
+from lowbitcli.pipeline.pick import Picking
 from lowbitcli.pipeline.proof import Done, Scribe, Trial, read_back, source_hash
 from lowbitcli.pipeline.stop import Stop
 from lowbitcli.pipeline.warm import Warm
@@ -228,7 +229,7 @@ class _Run:
     def _steps(self, jobs: Iterable[Job]) -> Iterator[Step]:
         """Yield the steps of all jobs; small jobs, one after the other, are one step together."""
         batch: list[Piece] = []
-        within: list[Copying | Computing] = []
+        within: list[Copying | Picking | Computing] = []
         for job in jobs:
             work = self._begin(job)
             pieces = list(work.steps())
@@ -247,9 +248,11 @@ class _Run:
         if within:
             yield _step(batch, within)
 
-    def _begin(self, job: Job) -> Copying | Computing:
+    def _begin(self, job: Job) -> Copying | Picking | Computing:
         if len(job.weights) == 1 and job.weights[0].copies:
             return Copying(job, self._room)
+        if len(job.weights) == 1 and job.weights[0].picks:
+            return Picking(job, self._room)
         hold = job.bytes_in <= self._held
         if hold:
             self._held -= job.bytes_in
@@ -259,7 +262,7 @@ class _Run:
         self._bytes += step.size
         self._tell(step.name)
         for work in step.completes:
-            if not isinstance(work, Copying | Computing):
+            if not isinstance(work, Copying | Picking | Computing):
                 raise TypeError(f"{work} is no job")
             if isinstance(work, Computing) and work.is_held:
                 self._held += work.job.bytes_in
@@ -298,19 +301,21 @@ def is_complete(plan: Plan, checkpoint: Checkpoint, output: Path, crew: Crew) ->
     except (CheckpointError, UsageError):
         return False
     hashes: dict[str, str] = {}
-    names = sorted({part.spec.name for w in plan.weights for part in w.reads.values()})
+    parts = {part.key: part for w in plan.weights for part in w.reads.values()}
 
-    def step(name: str) -> Step:
+    def step(key: str) -> Step:
         def work() -> None:
-            hashes[name] = source_hash(checkpoint, name)
+            hashes[key] = source_hash(checkpoint, parts[key])
 
-        return Step(work, 0, name)
+        return Step(work, 0, key)
 
-    crew.run(map(step, names), lambda _: None)
+    crew.run(map(step, sorted(parts)), lambda _: None)
     return digest_of(hashes) == made.source
 
 
-def _step(pieces: Iterable[Piece], of: list[Copying | Computing], last: bool = True) -> Step:
+def _step(
+    pieces: Iterable[Piece], of: list[Copying | Picking | Computing], last: bool = True
+) -> Step:
     """Return pieces as one step, which completes the jobs they are of if it is their `last`."""
     kept, name = list(pieces), of[0].job.weights[0].name
 

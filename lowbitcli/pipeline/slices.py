@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass
 
 from lowbit_kernels.error import BAND
-from lowbitcli.containers.layouts import IDENTITY
+from lowbitcli.containers.layouts import IDENTITY, SIXTEENS, TRANSPOSED
 from lowbitcli.plan.nouns import Part, Weight
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, SCALE
 
+ROW_BY_ROW = (IDENTITY, SIXTEENS)  # rows lie in the file as in memory
 UNIT_ELEMENTS = 1 << 22  # a unit of more is halved where its schemes allow
 
 
@@ -38,7 +39,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Extent:
-    """The rows of a part that belong to a slice, counted through all matrices."""
+    """The rows of a part that belong to a slice, counted through all matrices of the part's bytes;
+    of a view that takes every other row, with the rows in between."""
 
     start: int
     stop: int
@@ -71,9 +73,19 @@ def slices(weight: Weight, elements: int) -> list[Slice]:
 
 def is_streamed(scheme: Scheme | None, name: str, part: Part) -> bool:
     """Do rows of this part lie in the file as they lie in memory, one after the other?"""
-    if part.stored is not None and part.stored.layout != IDENTITY:
+    if part.stored is not None and part.stored.layout not in ROW_BY_ROW:
         return False
     return rows_high(scheme, name) is not None
+
+
+def is_turned(part: Part) -> bool:
+    """Does each matrix of this part lie transposed, so that a row is spread over all of it?"""
+    return part.stored is not None and part.stored.layout == TRANSPOSED
+
+
+def step_of(part: Part) -> int:
+    """Return how many rows of a part's bytes there are for each of its own."""
+    return 1 if part.view is None else part.view.step
 
 
 def rows_high(scheme: Scheme | None, name: str) -> int | None:
@@ -83,17 +95,19 @@ def rows_high(scheme: Scheme | None, name: str) -> int | None:
     return scheme.block[0] if name == SCALE and scheme is not None else None
 
 
-def extent(scheme: Scheme | None, name: str, shape: tuple[int, ...], some: Slice) -> Extent:
+def extent(
+    scheme: Scheme | None, name: str, part: Part, shape: tuple[int, ...], some: Slice
+) -> Extent:
     """Return the rows of a streamed part that belong to a slice of a weight of `shape`."""
     high = rows_high(scheme, name)
     if high is None:
         raise ValueError(f"{name} has no rows")
-    base = some.matrix * -(-shape[-2] // high)
-    return Extent(base + some.start // high, base + -(-some.stop // high))
+    base, step = some.matrix * -(-shape[-2] // high), step_of(part)
+    return Extent((base + some.start // high) * step, (base + -(-some.stop // high)) * step)
 
 
 def row_bytes(scheme: Scheme | None, name: str, part: Part, shape: tuple[int, ...]) -> int:
     """Return the bytes that one row of a streamed part takes in the file."""
     high = rows_high(scheme, name) or 1
-    rows = math.prod(shape[:-2]) * -(-shape[-2] // high)
-    return part.spec.nbytes // rows if rows else 0
+    rows = math.prod(shape[:-2]) * -(-shape[-2] // high) * step_of(part)
+    return part.nbytes // rows if rows else 0

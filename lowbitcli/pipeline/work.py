@@ -30,6 +30,7 @@ from lowbitcli.pipeline.slices import (
     Slice,
     extent,
     is_streamed,
+    is_turned,
     row_bytes,
     rows_high,
     slices,
@@ -102,7 +103,7 @@ class Copying:
         hashes = {part: found.hexdigest() for part, found in self._hashes.items()}
         return Done(
             weight.name,
-            {weight.reads[part].spec.name: found for part, found in hashes.items()},
+            {weight.reads[part].key: found for part, found in hashes.items()},
             {weight.writes[part].spec.name: found for part, found in hashes.items()},
         )
 
@@ -271,7 +272,7 @@ class _Member:
         written = dict(zip(sorted(by_rows), found, strict=True))
         for name, data in written.items():
             part, shape = writes[name], self.weight.shape
-            place = extent(self._scheme, name, shape, some)
+            place = extent(self._scheme, name, part, shape, some)
             step = row_bytes(self._scheme, name, part, shape)
             if len(data) != (place.stop - place.start) * step:
                 raise AssertionError(f"{part.spec.name}: {len(data)} bytes, not as planned")
@@ -282,8 +283,20 @@ class _Member:
                 self._hashes.setdefault(name, TensorHash()).update(data)
             for name, tensor in kept.items():
                 self._collected.setdefault(name, []).append(tensor)
+                if some.last and is_turned(self.weight.writes[name]):
+                    self._turn(name, some.matrix)
             if some.index == len(self.slices) - 1:
                 self._complete()
+
+    def _turn(self, name: str, matrix: int) -> None:
+        """Write a matrix that was collected and lies transposed in the file."""
+        part = self.weight.writes[name]
+        whole = torch.cat(self._collected.pop(name))
+        (data,) = bytes_of(whole if part.stored is None else part.stored.layout.encode(whole))
+        if len(data) * self.matrices != part.spec.nbytes:
+            raise AssertionError(f"{part.spec.name}: {len(data)} bytes, not as planned")
+        self._writer.write(part, matrix * len(data), data)
+        self._hashes.setdefault(name, TensorHash()).update(data)
 
     def _complete(self) -> None:
         """Write what was collected, whole and in its layout, and finish all checksums."""

@@ -16,11 +16,13 @@ from lowbitcli.containers import container as container_of
 from lowbitcli.containers.container import Declaration, Stored
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
+from lowbitcli.plan.apart import taken_apart
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
 from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
 from lowbitcli.plan.shards import DIFFUSERS, Placed, place
-from lowbitcli.plan.source import Source, SourceWeight, examine, refuse_findings
+from lowbitcli.plan.source import Source, SourceWeight, examine, lying, refuse_findings
+from lowbitcli.plan.split import modules_of
 from lowbitcli.recipe import Recipe
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
@@ -46,8 +48,10 @@ def build(
         CheckpointError: the source is wrong, or declares what is not read.
         RecipeError: the recipe asks for what cannot be done; see `choose`.
     """
-    source = examine(checkpoint)
+    layouts = recipe.layouts
+    source = examine(checkpoint, layouts=layouts.of if recipe.layout else None)
     refuse_findings(source)
+    layouts.dead(lying(source))
     container = PLAIN if conditions.fake else conditions.container
     if container.needs_config and checkpoint.config is None:
         raise UsageError(
@@ -55,13 +59,22 @@ def build(
             hint="--container lowbit writes a file that describes itself",
         )
     model = str((checkpoint.config or {}).get("model_type", ""))
-    conditions = replace(conditions, transposed=model in TRANSPOSED_MODELS)
+    conditions = replace(
+        conditions,
+        transposed=model in TRANSPOSED_MODELS,
+        non_finite=modules_of(conditions.non_finite, source.weights),
+    )
     choices = choose(source.weights, recipe, conditions)
     weights = [
-        _quantized(weight, choices[name], container, conditions.fake)
-        for name, weight in source.weights.items()
+        _quantized(weight, choice, container, conditions.fake)
+        for weight, choice in taken_apart(source, choices, recipe, container)
     ]
-    said = {"name": recipe.name, "digest": recipe.digest, "fake": conditions.fake}
+    said: dict[str, Any] = {
+        "name": recipe.name,
+        "digest": recipe.digest,
+        "fake": conditions.fake,
+        **({"layout": layouts.document()} if recipe.layout else {}),
+    }
     return _assemble(checkpoint, source, weights, container, said, max_shard_size)
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lowbitcli.containers import Container
-from lowbitcli.containers.stacks import is_stack
+from lowbitcli.containers.stacks import ROWS, experts_of, is_stack
 from lowbitcli.errors import RecipeError, UnsupportedError
 from lowbitcli.plan.source import SourceWeight
+from lowbitcli.plan.split import experts
 from lowbitcli.recipe import Decision, Matcher, Recipe, Rule
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import FLOATING, Shape, safe
@@ -17,6 +18,12 @@ from lowbitcli.tensors import FLOATING, Shape, safe
 # would run along the outputs. Source: transformers 5.24, `pytorch_utils.py`.
 TRANSPOSED_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 TRANSPOSED_LAYERS = ("c_attn", "c_proj", "c_fc", "q_attn")
+
+# What to write in a recipe for a stack of which nothing is known.
+SAY_HOW = (
+    'a recipe can say it, as in layout: {{"{name}": in_out}}, or out_in; '
+    'of gate and up in one tensor also "in_out interleaved" or "in_out halves"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +76,16 @@ def choose(
         groups = recipe.groups([name for name, one in weights.items() if len(one.shape) >= 2])
     _keep_whole_groups(choices, groups, weights, conditions.non_finite)
     if not conditions.fake:
-        _refuse_unstorable(choices, conditions.container)
+        _refuse_unstorable(choices, weights, conditions.container)
     if not conditions.split_groups:
         _refuse_split(choices, groups, weights, decisions)
     return {
-        name: _grouped(choice, groups.get(name, "")) if choice.target else choice
+        name: grouped(choice, groups.get(name, "")) if choice.target else choice
         for name, choice in choices.items()
     }
 
 
-def _grouped(choice: Choice, group: str) -> Choice:
+def grouped(choice: Choice, group: str) -> Choice:
     """Return the choice with the key of those it shares a scale with, if its scheme shares any."""
     if choice.target is None or not choice.target.shares or not group:
         return choice
@@ -94,36 +101,81 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         return _refused(weight, decision, f"{len(weight.shape)}-dimensional")
     if rule is None:
         return _as_it_is(weight, decision.reason)
-    if reason := _unstacked(weight, conditions):
+    reason, hint = _unstacked(weight, conditions)
+    if reason:
         strict = conditions.strict and conditions.container.stacks != "only"
-        return _refused(weight, decision, reason, strict=strict)
+        return _refused(weight, decision, reason, strict, hint)
     if weight.plain is None and not weight.name.endswith(".weight"):
         return _refused(weight, decision, "its name does not end in .weight")
     if weight.plain is None and len(weight.shape) > 2:
         reason = f"{len(weight.shape)}-dimensional"
         return _refused(weight, decision, reason, strict=conditions.strict)
-    if conditions.transposed and weight.name.split(".")[-2] in TRANSPOSED_LAYERS:
-        return _refused(weight, decision, "stored [in, out]", strict=conditions.strict)
+    if conditions.transposed and _is_turned(weight):
+        hint = SAY_HOW.format(name=weight.name)
+        return _refused(weight, decision, "stored [in, out]", conditions.strict, hint)
     if weight.name in conditions.non_finite:
         return _as_it_is(weight, "it holds NaN or Inf")
     scheme = BY_NAME[rule.scheme or ""]
-    problem = _misfit(scheme.name, weight.shape)
+    problem = _misfit(scheme.name, _shape(weight, conditions))
     if problem is not None:
         return _refused(weight, decision, problem.message, conditions.strict, problem.hint)
     _check_options(scheme, rule, decision, conditions)
     return Choice(scheme, rule.scale, rule.activations)
 
 
-def _unstacked(weight: SourceWeight, conditions: Conditions) -> str:
-    """Return why a stack of experts, or a weight that is none, is not for this container."""
-    stacks = conditions.container.stacks
-    if weight.plain is not None and stacks == "no" and not conditions.fake:
-        return f"a stack of experts, which {conditions.container.name} holds one by one"
+def splits(weight: SourceWeight, container: Container) -> bool:
+    """Is this a stack of experts that the container's readers want one by one?"""
+    return weight.plain is not None and len(weight.shape) == 3 and container.stacks == "split"
+
+
+def _has_no_place(weight: SourceWeight, container: Container) -> bool:
+    """Is this a stack, or a matrix that was [in, out], which a container can only refuse?"""
+    if weight.plain is None:
+        return False
+    if len(weight.shape) == 2:
+        return container.stacks != "also"
+    return container.stacks == "no" or (splits(weight, container) and not experts(weight))
+
+
+def _is_turned(weight: SourceWeight) -> bool:
+    """Is this a layer of a model that stores [in, out], and no recipe says how it lies?"""
+    return not weight.told and weight.name.split(".")[-2] in TRANSPOSED_LAYERS
+
+
+def _shape(weight: SourceWeight, conditions: Conditions) -> Shape:
+    """Return the shape that a scheme is asked about."""
+    if splits(weight, conditions.container) and not conditions.fake:
+        return experts(weight)[0].shape
+    return weight.shape
+
+
+def _unstacked(weight: SourceWeight, conditions: Conditions) -> tuple[str, str]:
+    """Return why a stack of experts, or a weight that is none, is not for this container, and
+    what to do about it."""
+    name, stacks = conditions.container.name, conditions.container.stacks
     if weight.plain is None and stacks == "only" and weight.name.endswith(".weight"):
-        return f"{conditions.container.name} quantizes stacks of experts and nothing else"
+        return f"{name} quantizes stacks of experts and nothing else", ""
     if weight.plain is None and is_stack(weight.name, len(weight.shape)):
-        return "a stack of experts, and nothing says which of its axes is multiplied"
-    return ""
+        reason = "a stack of experts, and nothing says which of its axes is multiplied"
+        return reason, SAY_HOW.format(name=weight.name)
+    if weight.plain is None or conditions.fake:
+        return "", ""
+    if len(weight.shape) == 2 and stacks != "also":
+        return f"stored [in, out], which readers of {name} do not expect", ""
+    if len(weight.shape) == 3 and stacks == "no":
+        return f"a stack of experts, which {name} holds one by one", ""
+    if splits(weight, conditions.container) and not experts(weight):
+        return _inseparable(weight, name), SAY_HOW.format(name=weight.name)
+    return "", ""
+
+
+def _inseparable(weight: SourceWeight, container: str) -> str:
+    """Return why a stack cannot be taken apart."""
+    if weight.scheme is not None and experts_of(weight.name, weight.shape, weight.rows):
+        return "a stack of experts whose blocks reach over gate and up"
+    if experts_of(weight.name, weight.shape, ROWS[0]):
+        return "a stack of gate and up, and nothing says whether their rows alternate"
+    return f"a stack of experts that {container} has no names for one by one"
 
 
 @lru_cache(maxsize=4096)  # a model has few different shapes
@@ -194,9 +246,17 @@ def _keep_whole_groups(
             choices[name] = _as_it_is(weights[name], reason)
 
 
-def _refuse_unstorable(choices: Mapping[str, Choice], container: Container) -> None:
+def _refuse_unstorable(
+    choices: Mapping[str, Choice], weights: Mapping[str, SourceWeight], container: Container
+) -> None:
     """Raise UnsupportedError for a weight that stays quantized in a way the container has not."""
     for name, choice in choices.items():
+        if choice.target is not None and _has_no_place(weights[name], container):
+            raise UnsupportedError(
+                f"{safe(name)} stays {choice.target.name}, and {container.name} has no place for "
+                "a weight that lies like this one",
+                hint="dequantize the checkpoint first, or choose another container",
+            )
         if choice.target is not None and choice.target.name not in container.writes:
             raise UnsupportedError(
                 f"{safe(name)} stays {choice.target.name}, "

@@ -12,6 +12,7 @@ from lowbitcli.checkpoint.header import Entry
 from lowbitcli.checkpoint.made import Made
 from lowbitcli.containers.container import Stored
 from lowbitcli.containers.layouts import Layout
+from lowbitcli.containers.stacks import View
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, Shape, TensorSpec
 
@@ -20,11 +21,34 @@ PathLike = str | os.PathLike[str]
 
 class Part(NamedTuple):
     """One tensor of a file that holds a part of a weight, or all of it (`stored` None: as it
-    is)."""
+    is).
+
+    Where the weight is one expert of a stack, `spec` is the stack's, `view` says which rows of it,
+    and `span` which of its bytes they are in (None: all of them).
+    """
 
     spec: TensorSpec
     file: str
     stored: Stored | None = None
+    view: View | None = None
+    span: tuple[int, int] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are read of it, or written."""
+        return self.spec.nbytes if self.span is None else self.span[1] - self.span[0]
+
+    @property
+    def begin(self) -> int:
+        """The first of the tensor's bytes that are the part's."""
+        return 0 if self.span is None else self.span[0]
+
+    @property
+    def key(self) -> str:
+        """What the checksum of these bytes is kept under."""
+        if self.span is None:
+            return self.spec.name
+        return f"{self.spec.name}[{self.span[0]}:{self.span[1]}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +78,7 @@ class Weight:
 
     @property
     def bytes_in(self) -> int:
-        return sum(part.spec.nbytes for part in self.reads.values())
+        return sum(part.nbytes for part in self.reads.values())
 
     @property
     def bytes_out(self) -> int:
@@ -70,8 +94,17 @@ class Weight:
         return self.source is not None and self.source == self.target and not self.fake
 
     @property
+    def picks(self) -> bool:
+        """Is it numbers out of a stack, which stay as they are?"""
+        alone = self.source is None and self.target is None
+        read = self.reads[DATA]
+        return alone and read.view is not None and read.spec.dtype == self.writes[DATA].spec.dtype
+
+    @property
     def copies(self) -> bool:
         """Are the bytes written the bytes read?"""
+        if any(part.view is not None for part in self.reads.values()):
+            return False
         if self.source is None and self.target is None:
             return self.reads[DATA].spec.dtype == self.writes[DATA].spec.dtype
         return self.recodes and all(

@@ -2,7 +2,7 @@
 to be read."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lowbitcli.checkpoint.reader import Checkpoint, StoredTensor
@@ -15,21 +15,26 @@ from lowbitcli.containers.container import (
     Stored,
 )
 from lowbitcli.containers.ct_config import of as quantization_config
-from lowbitcli.containers.layouts import Layout
+from lowbitcli.containers.layouts import IDENTITY, Layout
 from lowbitcli.containers.plain import PLAIN
-from lowbitcli.containers.stacks import layout_of
+from lowbitcli.containers.stacks import Stacking, is_stack, stacking_of
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.plan.nouns import Part
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, FLOATING, Shape, safe
+from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
+
+# What a recipe says of how the tensor of a name lies, None where it says nothing.
+Layouts = Callable[[str], Stacking | None]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceWeight:
     """One tensor of the model as the source holds it: `scheme` None where it is not quantized.
 
-    `plain` is how a stack of experts lies where it is not quantized, None for any other tensor; its
-    `shape` is that of the stack of weights `[E, out, in]`.
+    `plain` is how a stack of experts lies where it is not quantized, or a matrix that is `[in,
+    out]`, None for any other tensor; its `shape` is that of the weights, `[E, out, in]`. `rows` is
+    where a stack has its rows of gate and up: see `stacks`. `told` is whether a recipe says how it
+    lies.
     """
 
     name: str
@@ -38,6 +43,8 @@ class SourceWeight:
     scheme: Scheme | None
     reads: Mapping[str, Part]
     plain: Layout | None = None
+    rows: str = ""
+    told: bool = False
 
     @property
     def file(self) -> str:
@@ -46,7 +53,7 @@ class SourceWeight:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.spec.nbytes for part in self.reads.values())
+        return sum(part.nbytes for part in self.reads.values())
 
     @property
     def numel(self) -> int:
@@ -76,10 +83,13 @@ def listing(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Listing:
     return Listing(tensors, checkpoint.config, metadata, checkpoint.quant_config, markers, raw_fp8)
 
 
-def examine(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Source:
+def examine(
+    checkpoint: Checkpoint, *, raw_fp8: bool = False, layouts: Layouts | None = None
+) -> Source:
     """Find the container of a checkpoint and every weight in it, without reading one.
 
-    `raw_fp8` takes FP8 tensors without a scale for numbers as they are.
+    `raw_fp8` takes FP8 tensors without a scale for numbers as they are; `layouts` says how weights
+    lie, before what is known of the model.
 
     Raises:
         UnsupportedError: its config declares a quantization that no container here reads.
@@ -94,7 +104,7 @@ def examine(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Source:
     parts: set[str] = set()
     twice: list[Finding] = []
     for weight in found.weights.values():
-        weights[weight.name] = _quantized(weight, checkpoint)
+        weights[weight.name] = _quantized(weight, checkpoint, layouts)
         parts.update(weight.parts.values())
     for name, stored in checkpoint.tensors.items():
         if name in parts or name in found.activations or name in found.markers:
@@ -102,7 +112,7 @@ def examine(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Source:
         if name in weights:
             twice.append(_twice(weights[name]))
             continue
-        weights[name] = _plain(stored, checkpoint)
+        weights[name] = _plain(stored, checkpoint, layouts)
     weights = dict(sorted(weights.items()))
     findings = (*found.findings, *twice)
     return Source(container, weights, findings, found.activations, found.notes)
@@ -115,26 +125,64 @@ def _twice(weight: SourceWeight) -> Finding:
     return Finding("duplicate", weight.name, said)
 
 
-def _plain(stored: StoredTensor, checkpoint: Checkpoint) -> SourceWeight:
+def _plain(stored: StoredTensor, checkpoint: Checkpoint, layouts: Layouts | None) -> SourceWeight:
     """Return a tensor that is not quantized; one of stacked experts as a stack of weights."""
     spec = stored.spec
-    layout = None
-    if len(spec.shape) == 3 and spec.dtype in FLOATING:
-        layout = layout_of(spec.name, checkpoint.config)
-    if layout is None:
+    told = layouts(spec.name) if layouts is not None and _may_lie(spec) else None
+    lies = told
+    if lies is None and len(spec.shape) == 3 and spec.dtype in FLOATING:
+        lies = stacking_of(spec.name, spec.shape, checkpoint.config)
+    layout = None if lies is None else lies.layout
+    if lies is None or layout is None or (len(spec.shape) == 2 and layout == IDENTITY):
         read = Part(spec, stored.file)
-        return SourceWeight(spec.name, spec.shape, spec.dtype, None, {DATA: read})
+        known = told is not None
+        return SourceWeight(spec.name, spec.shape, spec.dtype, None, {DATA: read}, told=known)
     read = Part(spec, stored.file, Stored("", spec.dtype, layout))
     shape = layout.spec(spec).shape  # of a layout that is its own inverse
-    return SourceWeight(spec.name, shape, spec.dtype, None, {DATA: read}, layout)
+    return SourceWeight(
+        spec.name, shape, spec.dtype, None, {DATA: read}, layout, lies.rows, told is not None
+    )
 
 
-def _quantized(weight: QuantizedWeight, checkpoint: Checkpoint) -> SourceWeight:
+def _may_lie(spec: TensorSpec) -> bool:
+    """Is this a tensor of which a recipe can say how it lies: a stack of experts or a matrix?"""
+    if spec.dtype not in FLOATING:
+        return False
+    return is_stack(spec.name, len(spec.shape)) or (
+        len(spec.shape) == 2 and spec.name.endswith(".weight")
+    )
+
+
+def lying(source: "Source") -> list[str]:
+    """Return the names of which a recipe can say how they lie."""
+    return [
+        name
+        for name, weight in source.weights.items()
+        if weight.plain is not None or (weight.scheme is None and _may_lie(weight.reads[DATA].spec))
+    ]
+
+
+def _rows_of(weight: QuantizedWeight, checkpoint: Checkpoint, layouts: Layouts | None) -> str:
+    """Return where a quantized stack has its rows of gate and up."""
+    if weight.plain is None or len(weight.shape) != 3:
+        return ""
+    lies = layouts(weight.name) if layouts is not None else None
+    shape = weight.plain.spec(TensorSpec(weight.name, "U8", weight.shape)).shape
+    lies = lies or stacking_of(weight.name, shape, checkpoint.config)
+    return "" if lies is None else lies.rows
+
+
+def _quantized(
+    weight: QuantizedWeight, checkpoint: Checkpoint, layouts: Layouts | None
+) -> SourceWeight:
     reads = {}
     for part, name in weight.parts.items():
         stored = checkpoint.tensors[name]
         reads[part] = Part(stored.spec, stored.file, weight.stored[part])
-    return SourceWeight(weight.name, weight.shape, weight.dtype, weight.scheme, reads, weight.plain)
+    rows = _rows_of(weight, checkpoint, layouts)
+    return SourceWeight(
+        weight.name, weight.shape, weight.dtype, weight.scheme, reads, weight.plain, rows
+    )
 
 
 def _refuse_unread(checkpoint: Checkpoint) -> None:

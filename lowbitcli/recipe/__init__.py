@@ -4,6 +4,7 @@ The language is in `model`, the patterns over names in `patterns`.
 """
 
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind
+from lowbitcli.recipe.layout import Layouts
 from lowbitcli.recipe.load import Shipped, for_scheme, init, load, names
 from lowbitcli.recipe.matcher import Decision, Matcher
 from lowbitcli.recipe.model import Recipe, Rule, schema
@@ -13,6 +14,7 @@ __all__ = [
     "Decision",
     "FuseGroup",
     "KeptKind",
+    "Layouts",
     "Matcher",
     "Pattern",
     "Recipe",

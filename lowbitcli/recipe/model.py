@@ -1,7 +1,8 @@
 """A `Recipe`: which weights get which scheme; the first rule that matches wins.
 
 A recipe file is a mapping with the keys of `Recipe`, and `extends`, another recipe by name or file.
-`ignore` and `exclude` mean `keep`, `quantize: [heads]` means `defaults: {heads: quantize}`.
+`ignore` and `exclude` mean `keep`, `quantize: [heads]` means `defaults: {heads: quantize}`,
+`layout` says how weights lie in the source (see `layout`).
 """
 
 import hashlib
@@ -12,10 +13,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from pydantic.json_schema import SkipJsonSchema
 
 from lowbitcli.containers import CONTAINERS
+from lowbitcli.containers.stacks import WORDS
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind, load_defaults
 from lowbitcli.recipe.document import Mapping, did_you_mean, place, place_of
 from lowbitcli.recipe.fuse import group
+from lowbitcli.recipe.layout import Layouts, Lie, lies
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.schemes import BY_NAME, SCHEMES
 
@@ -109,6 +112,7 @@ class Recipe(BaseModel):
     keep: Patterns = ()
     defaults: dict[str, Literal["keep", "quantize"]] = Field(default_factory=dict)
     fuse: tuple[FuseGroup, ...] = ()
+    layout: Annotated[tuple[Lie, ...], BeforeValidator(lies)] = ()
     nonfinite: Literal["error", "keep"] = "error"
 
     @model_validator(mode="before")
@@ -139,10 +143,17 @@ class Recipe(BaseModel):
     def digest(self) -> str:
         """A sha256 of all that decides what is written: not of names, comments, order of keys."""
         data = self.model_dump(mode="json", exclude={"name", "description", "defaults"})
+        if not self.layout:
+            data.pop("layout")
         data["kinds"] = [kind.model_dump(mode="json") for kind in self.kinds]
         data["fused"] = [one.model_dump(mode="json") for one in load_defaults().fuse]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def layouts(self) -> Layouts:
+        """What this recipe says of how weights lie in the source."""
+        return Layouts(self.layout)
 
     def groups(self, names: Any) -> dict[str, str]:
         """Return the key of its group for each of the names that is a member of a fused matrix."""
@@ -154,6 +165,7 @@ class Recipe(BaseModel):
         said["rules"] = (*self.rules, *base.rules)
         said["keep"] = (*self.keep, *base.keep)
         said["fuse"] = (*self.fuse, *base.fuse)
+        said["layout"] = (*self.layout, *base.layout)
         said["defaults"] = {**base.defaults, **self.defaults}
         return base.model_copy(update={"description": "", **said, "name": self.name})
 
@@ -176,6 +188,9 @@ def schema() -> dict[str, Any]:
         "title": "FuseGroup",
     }
     properties.update(dict.fromkeys(("keep", "ignore", "exclude"), several))
+    result["$defs"].pop("Lie", None)
+    one = {"type": "object", "additionalProperties": {"enum": list(WORDS)}}
+    properties["layout"] = {"anyOf": [one, {"type": "array", "items": one}], "title": "Layout"}
     properties["container"]["enum"] = [AUTO, *(one.name for one in CONTAINERS)]
     rule = result["$defs"]["Rule"]["properties"]
     rule.update(dict.fromkeys(("match", "exclude", "ignore"), several))
@@ -212,7 +227,6 @@ _OURS = ("where", "name")
 _LATER = {
     "thresholds": "lowbit verify --fail-under sets a limit",
     "consumer": "",
-    "layout": "a container decides how scales are laid out",
 }
 
 

@@ -15,8 +15,10 @@ from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.plan.components import examine
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
+from lowbitcli.plan.split import aligned
 from lowbitcli.recipe import Matcher, Recipe
 from lowbitcli.verify import compare, scales, structure
+from lowbitcli.verify.align import layouts_of
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
 from lowbitcli.verify.nouns import (
     Check,
@@ -63,13 +65,15 @@ def verify(
         raise UsageError("an SQNR needs a source to measure against", hint="name it: --against SRC")
     theirs = None
     if source is not None:
-        theirs = examine(source)
+        theirs = examine(source, layouts=layouts_of(target))
         refuse_findings(theirs)
     try:
         ours = examine(target)
     except CheckpointError as error:
         said = str(source.path) if source is not None else None
         return unreadable(target.path, said, error, device)
+    if theirs is not None:
+        theirs = aligned(theirs, ours.weights)
     run = _Run(target, ours, source, theirs, device, widening, progress)
     return run.verify(fail_under_db)
 

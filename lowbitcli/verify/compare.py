@@ -12,6 +12,7 @@ from lowbit_kernels.error import BAND, Sums, sums
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.pipeline.arithmetic import torch_dtype
+from lowbitcli.pipeline.read import pick
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.tensors import DATA
 from lowbitcli.verify.bound import Fit, fit, step_of
@@ -25,10 +26,14 @@ def same_bytes(
     target: Checkpoint, weight: SourceWeight, source: Checkpoint, other: SourceWeight
 ) -> Problem | None:
     """Return how a tensor that was to stay as it is differs from the source's, None where equal."""
-    name, size = weight.reads[DATA].spec.name, weight.reads[DATA].spec.nbytes
+    name, size = weight.reads[DATA].spec.name, weight.reads[DATA].nbytes
+    read = other.reads[DATA]
+    picked = (
+        pick(source.read(read.spec.name, *(read.span or (0, None))), read) if read.view else b""
+    )
     for start in range(0, size, COPY_BYTES):
         stop = min(start + COPY_BYTES, size)
-        theirs = source.read(other.reads[DATA].spec.name, start, stop)
+        theirs = picked[start:stop] or source.read(read.spec.name, start, stop)
         try:
             ours = target.read(name, start, stop)
         except CheckpointError as error:

@@ -10,10 +10,10 @@ from torch import Tensor
 from lowbit_kernels.error import BAND
 from lowbit_kernels.formats import F32
 from lowbitcli.checkpoint.reader import Checkpoint
-from lowbitcli.containers.layouts import IDENTITY
 from lowbitcli.errors import CheckpointError
 from lowbitcli.pipeline.arithmetic import ops_of
-from lowbitcli.pipeline.read import canonical, load, tensor_of
+from lowbitcli.pipeline.read import block_of, by_value, canonical, load, picked, tensor_of
+from lowbitcli.pipeline.slices import is_streamed, is_turned, rows_high, step_of
 from lowbitcli.plan.nouns import Part
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, TensorSpec
@@ -43,6 +43,7 @@ class Rows:
         self._checkpoint = checkpoint
         self._device = device
         self._tested = tested
+        self._held: tuple[int, Tensor] | None = None
 
     def bands(self) -> Iterator[tuple[int, int, int]]:
         """Yield (matrix, first row, row after the last) over all matrices of the stack."""
@@ -104,7 +105,19 @@ class Rows:
     @cached_property
     def _whole(self) -> dict[str, Tensor]:
         reads = self.weight.reads
-        return {name: self._load(part) for name, part in reads.items() if name != DATA}
+        return {name: self._seen(name, part) for name, part in reads.items() if name != DATA}
+
+    def _seen(self, name: str, part: Part) -> Tensor:
+        """Return a part other than data, of a view of a stack its own."""
+        if part.view is None:
+            return self._load(part)
+        if part.span is None:
+            return self._load(part._replace(view=None))[part.view.matrix]
+        start, stop = part.span
+        rows = -(-self.weight.shape[-2] // (rows_high(self.weight.scheme, name) or 1))
+        raw = self._read(part.spec.name, start, stop)
+        spec = TensorSpec("", part.spec.dtype, (rows * step_of(part), part.spec.shape[-1]))
+        return by_value(picked(tensor_of(raw, spec).to(self._device), part), part)
 
     @cached_property
     def _whole_data(self) -> Tensor:
@@ -112,15 +125,32 @@ class Rows:
 
     def _data(self, matrix: int, start: int, stop: int) -> Tensor:
         part = self.weight.reads[DATA]
-        rows = self.weight.shape[-2]
-        if part.stored is not None and part.stored.layout != IDENTITY:
+        if is_turned(part):
+            block = self._block(matrix)
+            columns = block if part.view is None else block[:, part.view.first :: part.view.step]
+            return canonical(columns[:, start:stop].to(self._device), part)
+        if not is_streamed(self.weight.scheme, DATA, part):
             data = self._whole_data
             return data.reshape(-1, *data.shape[-2:])[matrix, start:stop]
-        step = part.spec.nbytes // max(1, math.prod(self.weight.shape[:-1]))
-        first = matrix * rows
-        raw = self._read(part.spec.name, (first + start) * step, (first + stop) * step)
-        spec = TensorSpec(part.spec.name, part.spec.dtype, (stop - start, part.spec.shape[-1]))
-        return canonical(tensor_of(raw, spec).to(self._device), part)
+        times = step_of(part)
+        step = part.nbytes // max(1, math.prod(self.weight.shape[:-1]) * times)
+        first = matrix * self.weight.shape[-2]
+        begin, end = ((first + row) * times * step + part.begin for row in (start, stop))
+        raw = self._read(part.spec.name, begin, end)
+        cols = step // TensorSpec("", part.spec.dtype, (1,)).nbytes
+        spec = TensorSpec(part.spec.name, part.spec.dtype, ((stop - start) * times, cols))
+        return by_value(picked(tensor_of(raw, spec).to(self._device), part), part)
+
+    def _block(self, matrix: int) -> Tensor:
+        """Return a matrix that lies transposed, as it lies; the last one is kept."""
+        if self._held is None or self._held[0] != matrix:
+            try:
+                self._held = matrix, block_of(self._checkpoint, self.weight.reads[DATA], matrix)
+            except CheckpointError as error:
+                if self._tested:
+                    raise UnreadableError(error.message) from error
+                raise
+        return self._held[1]
 
     def _read(self, name: str, start: int, stop: int) -> bytearray:
         try:

@@ -9,7 +9,7 @@ import torch
 from lowbit_kernels import mx, nvfp4
 from lowbitcli import api
 from lowbitcli.api import Request, dequantize, inspect, quantize
-from lowbitcli.containers.stacks import MODELS, is_stack, layout_of
+from lowbitcli.containers.stacks import MODELS, is_stack, stacking_of
 from lowbitcli.errors import CheckpointError, UsageError
 from tests import checkpoints
 from tests.checkpoints import header_of, metadata_of, single
@@ -121,17 +121,20 @@ def test_to_lowbit_and_back_nothing_is_rounded(tmp_path, source):
 def test_another_scheme_goes_through_fp32(tmp_path, source):
     one = quantize(source, tmp_path / "one", Request(scheme="mxfp4", container="gpt-oss"))
     plain = dequantize(one.output, tmp_path / "plain", dtype="fp32", device="cpu")
-    request = Request(scheme="nvfp4", container="lowbit")
+    request = Request(scheme="fp8-dynamic", container="lowbit")
     two = quantize(one.output, tmp_path / "two", request, device="cpu")
     three = quantize(plain.output, tmp_path / "three", request, device="cpu")
     a, b = checkpoints.read(two.output), checkpoints.read(three.output)
     assert all(checkpoints.same(a[name], b[name]) for name in a if name.startswith(UP))
 
 
-def test_a_container_of_single_experts_keeps_them(tmp_path, source):
+def test_stacks_go_where_there_are_single_experts_and_stay_where_they_cannot(tmp_path, source):
     done = quantize(source, tmp_path / "out", Request(scheme="mxfp4"), device="cpu")
+    names = {w.name for w in done.plan.quantized}
+    assert names >= {P + "1.gate_proj.weight", P + "1.up_proj.weight", P + "1.down_proj.weight"}
+    done = quantize(source, tmp_path / "comfy", Request(scheme="mxfp8", container="comfyui"))
     kept = {w.name: w.kept for w in done.plan.weights if w.target is None}
-    assert kept[UP] == "a stack of experts, which compressed-tensors holds one by one"
+    assert kept[UP] == "a stack of experts, which comfyui holds one by one"
 
 
 def test_gpt_oss_is_for_its_own_model(tmp_path):
@@ -170,9 +173,9 @@ def test_blocks_and_scales_that_disagree_are_found(tmp_path, source, name):
 
 def test_only_experts_of_known_models_have_a_layout():
     for model in MODELS:
-        assert layout_of(UP, {"model_type": model}) is not None
-        assert layout_of(UP + "_bias", {"model_type": model}) is None
-        assert layout_of("model.conv.weight", {"model_type": model}) is None
-    assert layout_of(UP, {"model_type": "qwen"}) is None
-    assert layout_of(UP, None) is None
+        assert stacking_of(UP, (2, 64, 128), {"model_type": model}) is not None
+        assert stacking_of(UP + "_bias", (2, 128), {"model_type": model}) is None
+        assert stacking_of("model.conv.weight", (2, 3, 4), {"model_type": model}) is None
+    assert stacking_of(UP, (2, 64, 128), {"model_type": "qwen"}) is None
+    assert stacking_of(UP, (2, 64, 128), None) is None
     assert is_stack(UP, 3) and not is_stack(UP, 2) and not is_stack("conv.weight", 3)

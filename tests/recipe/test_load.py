@@ -15,13 +15,14 @@ SHORTEST = 'the shortest recipe is: rules: [{match: "*", scheme: nvfp4}]'
 RULE = 'rules: [{match: "*", scheme: nvfp4}]\n'
 
 # text of the file -> message after the file's name, hint
+EMPTY = 'to take everything, write "*"'
 BAD = {
     "unknown key": ("ruls: 1", "1:1: key 'ruls' is unknown", "did you mean rules?"),
     "our own key": (
         RULE + "name: x",
         "2:1: key 'name' is unknown",
-        "known: description, container, rules, keep, defaults, fuse, nonfinite, ignore, exclude, "
-        "quantize, extends",
+        "known: description, container, rules, keep, defaults, fuse, layout, nonfinite, ignore, "
+        "exclude, quantize, extends",
     ),
     "unknown key of a rule": (
         "rules:\n  - match: a\n    scheme: nvfp4\n    scal: x\n",
@@ -105,7 +106,7 @@ BAD = {
     "pattern is empty": (
         RULE + "keep: ['']",
         "2:8: a pattern is empty",
-        'to take everything, write "*"',
+        EMPTY,
     ),
     "pattern is long": (
         RULE + "keep: " + "a" * 513,
@@ -135,10 +136,34 @@ BAD = {
     ),
     "consumer": (RULE + "consumer: vllm", "2:1: key 'consumer' is not supported yet", ""),
     "layout": (
-        "layout: {scale: linear}\n" + RULE,
-        "1:1: key 'layout' is not supported yet",
-        "a container decides how scales are laid out",
+        RULE + "layout: {'*.down_proj': in_uot}",
+        "2:25: layout 'in_uot' is unknown",
+        "did you mean in_out?",
     ),
+    "layout of rows alone": (
+        RULE + "layout: {'*.down_proj': interleaved}",
+        "2:25: layout 'interleaved' is unknown",
+        "did you mean out_in interleaved or in_out interleaved?",
+    ),
+    "layout is no mapping": (
+        RULE + "layout: ['*']",
+        "2:9: layout: layout is a mapping of patterns to words, such as "
+        '{"*.experts.down_proj": in_out}',
+        "",
+    ),
+    "layout is a word": (
+        RULE + "layout: in_out",
+        "2:9: layout: layout is a mapping of patterns to words, such as "
+        '{"*.experts.down_proj": in_out}',
+        "",
+    ),
+    "layout is a number": (
+        RULE + "layout: {'*': 3}",
+        "2:10: layout '3' is unknown",
+        "known: out_in, in_out, out_in halves, out_in interleaved, in_out halves, "
+        "in_out interleaved",
+    ),
+    "layout of no pattern": (RULE + "layout: {'': in_out}", "2:10: a pattern is empty", EMPTY),
     "match is a number": (
         "rules:\n  - match: 5\n    scheme: nvfp4",
         "2:12: rules.0.match: takes a pattern or a list of patterns, not a number",

@@ -1,0 +1,50 @@
+"""All weights of a source and what becomes of them, stacks of experts taken apart where they are
+quantized and readers want single experts."""
+
+from collections.abc import Mapping
+
+from lowbitcli.containers import Container
+from lowbitcli.errors import CheckpointError
+from lowbitcli.plan.choose import Choice, grouped, splits
+from lowbitcli.plan.source import Source, SourceWeight
+from lowbitcli.plan.split import biases, biases_of_experts, experts
+from lowbitcli.recipe import Recipe
+from lowbitcli.tensors import safe
+
+
+def taken_apart(
+    source: Source, choices: Mapping[str, Choice], recipe: Recipe, container: Container
+) -> list[tuple[SourceWeight, Choice]]:
+    """Return all weights and what becomes of them, with stacks that are quantized taken apart
+    where readers want single experts, and their biases with them.
+
+    Raises:
+        CheckpointError: an expert's name is that of another tensor.
+    """
+    stacks = [
+        weight
+        for name, weight in source.weights.items()
+        if choices[name].target is not None and splits(weight, container)
+    ]
+    if not stacks:
+        return [(weight, choices[name]) for name, weight in source.weights.items()]
+    found = dict(source.weights)
+    chosen = dict(choices)
+    single: list[str] = []
+    for stack in stacks:
+        pieces = [(one, chosen[stack.name]) for one in experts(stack)]
+        for name, bias in biases(stack, source.weights).items():
+            pieces += [(one, chosen[name]) for one in biases_of_experts(bias, stack)]
+            del found[name]
+        del found[stack.name]
+        for one, choice in pieces:
+            if one.name in found:
+                message = f"{safe(one.name)} is there besides the stack {safe(stack.name)}"
+                raise CheckpointError(message, hint="a model has its experts in one way only")
+            found[one.name], chosen[one.name] = one, choice
+            single.append(one.name)
+    groups = recipe.groups(single) if container.fuses else {}
+    return [
+        (weight, grouped(chosen[name], groups[name]) if name in groups else chosen[name])
+        for name, weight in sorted(found.items())
+    ]

@@ -1,0 +1,113 @@
+"""How weights lie in the source, where a recipe says it: `layout:`, patterns and words.
+
+    layout:
+      "*.experts.gate_up_proj": in_out interleaved
+      "*.experts.down_proj": in_out
+      "*.c_attn": in_out
+
+The words are those of `lowbitcli.containers.stacks`. The first pattern that takes a name decides.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.json_schema import SkipJsonSchema
+
+from lowbitcli.containers.stacks import WORDS, Stacking
+from lowbitcli.errors import CheckpointError, RecipeError
+from lowbitcli.recipe.document import did_you_mean, place_of
+from lowbitcli.recipe.patterns import Pattern
+from lowbitcli.regex import MAX_NAME
+
+WRONG = 'layout is a mapping of patterns to words, such as {"*.experts.down_proj": in_out}'
+
+
+class Lie(BaseModel):
+    """How the weights lie whose names `pattern` takes: `words` is one of WORDS."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pattern: Pattern
+    words: str
+    where: SkipJsonSchema[str] = Field("", exclude=True)
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern.source([0]), re.DOTALL)
+
+    def takes(self, name: str) -> bool:
+        """Does the pattern take this tensor, or its module?"""
+        if len(name) > MAX_NAME:
+            return False
+        module = name.removesuffix(".weight")
+        return any(self._compiled.match(one) is not None for one in {name, module})
+
+
+def lies(value: Any) -> Any:
+    """Return what a recipe says under `layout`, in order."""
+    if not isinstance(value, dict):
+        return value if isinstance(value, tuple) else _several(value)
+    found = []
+    for pattern, words in value.items():
+        text = " ".join(words.split()) if isinstance(words, str) else words
+        if text not in WORDS:
+            raise RecipeError(
+                f"layout {str(words)[:80]!r} is unknown",
+                where=place_of(words) or place_of(pattern),
+                hint=did_you_mean(str(words), WORDS),
+            )
+        found.append({"pattern": pattern, "words": str(text), "where": place_of(pattern)})
+    return tuple(found)
+
+
+def _several(value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError(WRONG)
+    return tuple(lie for one in value for lie in lies(one))
+
+
+class Layouts:
+    """What a recipe says of how weights lie, by name."""
+
+    def __init__(self, said: Sequence[Lie] = ()) -> None:
+        self._said = tuple(said)
+
+    def of(self, name: str) -> Stacking | None:
+        """Return how the weight of this name lies, None where nothing says."""
+        for lie in self._said:
+            if lie.takes(name):
+                return Stacking.of(lie.words)
+        return None
+
+    def dead(self, names: Iterable[str]) -> None:
+        """Raise RecipeError where a pattern takes none of the names of stacks and matrices."""
+        names = list(names)
+        for lie in self._said:
+            if not any(lie.takes(name) for name in names):
+                raise RecipeError(
+                    f"layout: {lie.pattern.text!r} takes no stack of experts and no matrix",
+                    where=lie.where,
+                    hint="lowbit inspect lists the names",
+                )
+
+    def document(self) -> list[list[str]]:
+        """Return it as a JSON document, for those who read the output later."""
+        return [[lie.pattern.text, lie.words] for lie in self._said]
+
+    @classmethod
+    def read(cls, document: Any) -> "Layouts":
+        """Return what `document` told.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        if document is None:
+            return cls()
+        try:
+            pairs = TypeAdapter(list[tuple[str, str]]).validate_python(document)
+            return cls([Lie.model_validate(one) for one in lies(dict(pairs))])
+        except (ValidationError, RecipeError, ValueError) as error:
+            raise CheckpointError("what the manifest says of layouts cannot be read") from error

@@ -1,0 +1,17 @@
+"""How the source of an output lies, as the output's manifest tells it."""
+
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.errors import CheckpointError
+from lowbitcli.plan import source as sources
+from lowbitcli.recipe import Layouts
+from lowbitcli.verify import structure
+
+
+def layouts_of(target: Checkpoint) -> sources.Layouts | None:
+    """Return how weights of the source lie, where the manifest says that a recipe said it."""
+    said, _ = structure.manifest_of(target)
+    told = said.recipe.get("layout") if said is not None else None
+    try:
+        return None if told is None else Layouts.read(told).of
+    except CheckpointError:
+        return None  # the source is then held against the output as if nothing had been said

@@ -1,0 +1,157 @@
+"""Case 8, what is ambiguous: never guessed, and said by `layout:` in a recipe."""
+
+import pytest
+
+from lowbitcli.api import Request, dequantize, quantize
+from lowbitcli.errors import CheckpointError, RecipeError, UnsupportedError
+from tests import checkpoints
+from tests.checkpoints import header_of, single
+from tests.experts import (
+    DOWN,
+    HIDDEN,
+    INNER,
+    KINDS,
+    UP,
+    E,
+    H,
+    P,
+    apart,
+    config_of,
+    model,
+    numbers,
+    problems,
+    same_tensors,
+    stacked,
+)
+
+
+def recipe(path, text):
+    path.write_text(text)
+    return path
+
+
+def unknown(path, kind="gpt_oss"):
+    axes, rows = KINDS[kind]
+    return single(path, stacked(axes, rows, apart()), config_of("other"))
+
+
+def test_a_recipe_says_how_stacks_lie(tmp_path):
+    source = unknown(tmp_path / "source")
+    text = """
+layout:
+  "*.gate_up_proj": in_out interleaved
+  "*.down_proj": in_out
+rules: [{match: "*", scheme: nvfp4}]
+"""
+    said = recipe(tmp_path / "r.yaml", text)
+    done = quantize(source, tmp_path / "q", Request(recipe=said), device="cpu")
+    known = model(tmp_path / "known", "gpt_oss")
+    other = quantize(known, tmp_path / "other", Request(scheme="nvfp4"), device="cpu")
+    same_tensors(done.output, other.output)
+    assert problems(done.output, source) == []
+    stacks = Request(recipe=said, container="lowbit")
+    done = quantize(source, tmp_path / "lowbit", stacks, device="cpu")
+    assert problems(done.output, source) == []
+    back = dequantize(done.output, tmp_path / "back", device="cpu")
+    assert header_of(back.output / "model.safetensors")[UP]["shape"] == [E, H, 2 * INNER]
+
+
+def test_a_list_of_layouts_goes_before_the_model(tmp_path):
+    source = single(tmp_path / "s", stacked("out_in", "interleaved", apart()), config_of("llama4"))
+    text = """
+layout:
+  - "*.gate_up_proj": out_in interleaved
+  - "*": out_in
+rules: [{match: "*", scheme: fp8_channel}]
+"""
+    said = recipe(tmp_path / "r.yaml", text)
+    done = quantize(source, tmp_path / "q", Request(recipe=said), device="cpu")
+    single_ = single(tmp_path / "apart", apart(), config_of("llama4"))
+    other = quantize(single_, tmp_path / "o", Request(scheme="fp8-dynamic"), device="cpu")
+    same_tensors(done.output, other.output)
+
+
+AMBIGUOUS = "nothing says which of its axes is multiplied"
+
+
+def test_what_is_ambiguous_is_kept_or_refused_never_guessed(tmp_path):
+    source = unknown(tmp_path / "source")
+    done = quantize(source, tmp_path / "q", Request(scheme="nvfp4"), device="cpu")
+    assert {w.kept for w in done.plan.weights} == {f"a stack of experts, and {AMBIGUOUS}"}
+    assert any(AMBIGUOUS in note for note in done.plan.notes)
+    with pytest.raises(UnsupportedError, match=AMBIGUOUS) as caught:
+        quantize(source, tmp_path / "x", Request(scheme="nvfp4", strict=True), device="cpu")
+    assert "layout:" in caught.value.hint and "in_out" in caught.value.hint
+    exact = recipe(tmp_path / "r.yaml", f"rules: [{{match: '{UP}', scheme: nvfp4}}]")
+    with pytest.raises(RecipeError, match=AMBIGUOUS) as caught:
+        quantize(source, tmp_path / "x", Request(recipe=exact), device="cpu")
+    assert f'layout: {{"{UP}": in_out}}' in caught.value.hint
+
+
+def test_rows_of_which_nothing_is_said_are_not_taken_apart(tmp_path):
+    source = unknown(tmp_path / "source")
+    text = 'layout: {"*": in_out}\nrules: [{match: "*", scheme: nvfp4}]'
+    said = recipe(tmp_path / "r.yaml", text)
+    done = quantize(source, tmp_path / "q", Request(recipe=said), device="cpu")
+    kept = {w.name: w.kept for w in done.plan.weights if w.target is None}
+    assert list(kept) == [UP] and "nothing says whether their rows alternate" in kept[UP]
+    whole = Request(recipe=said, container="lowbit")
+    done = quantize(source, tmp_path / "lowbit", whole, device="cpu")
+    assert {w.name for w in done.plan.quantized} == {UP, DOWN}
+
+
+def test_a_shape_that_is_not_the_models_is_not_believed(tmp_path):
+    wrong = stacked("out_in", "halves", apart())
+    source = single(tmp_path / "source", wrong, config_of("llama4"))
+    done = quantize(source, tmp_path / "q", Request(scheme="nvfp4"), device="cpu")
+    assert {w.kept for w in done.plan.weights} == {f"a stack of experts, and {AMBIGUOUS}"}
+
+
+def test_a_layout_that_takes_nothing_is_an_error(tmp_path):
+    source = model(tmp_path / "source", "llama4")
+    text = 'layout: {"*.up_gate": in_out}\nrules: [{match: "*", scheme: nvfp4}]'
+    said = recipe(tmp_path / "r.yaml", text)
+    with pytest.raises(RecipeError, match="takes no stack of experts and no matrix") as caught:
+        quantize(source, tmp_path / "q", Request(recipe=said), device="cpu")
+    assert "r.yaml:1:10" in str(caught.value)
+
+
+def test_experts_in_both_ways_are_refused(tmp_path):
+    name = f"{P}0.gate_proj.weight"
+    tensors = {**stacked("in_out", "halves", apart()), name: apart()[name]}
+    source = single(tmp_path / "source", tensors, config_of("llama4"))
+    with pytest.raises(CheckpointError, match="is there besides the stack"):
+        quantize(source, tmp_path / "q", Request(scheme="nvfp4"), device="cpu")
+
+
+def test_stacks_without_names_for_single_experts_stay_whole(tmp_path):
+    name = "model.layers.0.block_sparse_moe.input_linear.weight"
+    tensors = {name: numbers(2, 64, H, seed=1)}
+    source = single(tmp_path / "source", tensors, config_of("granitemoe"))
+    done = quantize(source, tmp_path / "q", Request(scheme="nvfp4"), device="cpu")
+    assert "no names for one by one" in done.plan.weights[0].kept
+    whole = Request(scheme="nvfp4", container="lowbit")
+    done = quantize(source, tmp_path / "lowbit", whole, device="cpu")
+    assert [w.name for w in done.plan.quantized] == [name]
+    assert problems(done.output, source) == []
+
+
+GPT2 = "transformer.h.0.attn.c_attn.weight"
+
+
+def test_conv1d_is_quantized_where_a_recipe_says_how_it_lies(tmp_path):
+    w = numbers(64, 192, seed=3)
+    source = single(tmp_path / "source", {GPT2: w}, {"model_type": "gpt2", **HIDDEN})
+    text = 'layout: {"*.c_attn": in_out}\nrules: [{match: "*", scheme: nvfp4}]'
+    request = Request(recipe=recipe(tmp_path / "r.yaml", text), container="lowbit")
+    done = quantize(source, tmp_path / "q", request, device="cpu")
+    turned = single(tmp_path / "turned", {"x.weight": w.t().contiguous()}, None)
+    other = quantize(turned, tmp_path / "o", Request(scheme="nvfp4"), device="cpu")
+    a, b = checkpoints.read(done.output), checkpoints.read(other.output)
+    assert all(map(checkpoints.same, a.values(), b.values()))
+    assert problems(done.output, source) == []
+    back = dequantize(done.output, tmp_path / "back", device="cpu")
+    assert checkpoints.read(back.output)[GPT2].shape == w.shape
+    request = Request(recipe=request.recipe, container="compressed-tensors")
+    done = quantize(source, tmp_path / "ct", request, device="cpu")
+    assert "readers of compressed-tensors do not expect" in done.plan.weights[0].kept
