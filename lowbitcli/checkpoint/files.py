@@ -93,6 +93,10 @@ class StagedFiles:
                     raise OSError(errno.EIO, "nothing was written")
                 view, offset = view[count:], offset + count
 
+    def size(self, name: str) -> int:
+        """Return the bytes of a created file."""
+        return self._sizes[name]
+
     def read(self, name: str, offset: int, length: int) -> bytearray:
         """Return what was written to a created file.
 

@@ -16,7 +16,9 @@ width is known before the hashes are, so that the header is laid out first and f
 | `lowbit.source` | the digest of the source's tensors that were read, over all of its files |
 | `lowbit.made` | what became of the weights: names by rule where rounded, by reason where kept |
 
-Neither says when, where, or with which libraries it was written: equal plans give equal bytes.
+`lowbit.json` also has the sha256 of every file that was written beside the weights (`beside`), and
+its own (`digest`: of the document without it, keys sorted, no spaces). Neither says when, where, or
+with which libraries it was written: equal plans give equal bytes.
 """
 
 import hashlib
@@ -42,6 +44,7 @@ SOURCE, MADE = "lowbit.source", "lowbit.made"
 HASH_DIGITS, DIGEST_DIGITS = 32, 64
 
 _SLICE = 8 << 20
+_PROOF = frozenset((DIGEST, HEADER, HASHES, SOURCE))
 
 
 class TensorHash:
@@ -69,7 +72,10 @@ class FileProof:
 @dataclass(frozen=True)
 class Manifest:
     """What was written (file -> proof), by which version and recipe, of which plan and source;
-    `source` is "", and `made` None, where it does not say."""
+    `source` is "", and `made` None, where it does not say.
+
+    `beside` has the sha256 of other files; `intact` is whether the manifest is as it was written.
+    """
 
     files: Mapping[str, FileProof]
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +83,8 @@ class Manifest:
     plan_digest: str = ""
     source: str = ""
     made: Made | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
+    intact: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,10 +119,11 @@ def build(
     headers: Mapping[str, str] | None = None,
     source: str = "",
     made: Made | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return `lowbit.json` for files (name -> tensor -> hash), the digests of their headers and
-    that of the source, and what became of the weights."""
-    document = {
+    """Return `lowbit.json` for files (name -> tensor -> hash), the digests of their headers, that
+    of the source and those of files `beside` the weights, and what became of the weights."""
+    document: dict[str, Any] = {
         "format": FORMAT,
         "version": version,
         "plan": plan_digest,
@@ -129,8 +138,16 @@ def build(
             }
             for file, tensors in files.items()
         },
+        "beside": dict(beside or {}),
     }
+    document["digest"] = _own_digest(document)
     return (json.dumps(document, ensure_ascii=False, sort_keys=True, indent=1) + "\n").encode()
+
+
+def _own_digest(document: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in document.items() if key != "digest"}
+    text = json.dumps(rest, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def reserve(
@@ -186,9 +203,9 @@ def of(checkpoint: Checkpoint) -> Manifest | None:
     """
     if checkpoint.manifest is not None:
         return read(checkpoint.manifest, safe(str(checkpoint.root / MANIFEST)))
-    if len(checkpoint.files) != 1 or HASHES not in checkpoint.metadata[checkpoint.files[0]]:
-        return None
     file = checkpoint.files[0]
+    if len(checkpoint.files) != 1 or not _PROOF.intersection(checkpoint.metadata[file]):
+        return None
     return _from_header(checkpoint.headers[file], file, safe(str(checkpoint.root / file)))
 
 
@@ -204,19 +221,25 @@ def read(document: Mapping[str, Any], where: str) -> Manifest:
             hint="written by a later lowbit?",
         )
     files, recipe = document.get("files"), document.get("recipe", {})
+    beside = document.get("beside", {})
     texts = [document.get(key, "") for key in ("version", "plan", "source")]
     if (
         not isinstance(files, dict)
         or not isinstance(recipe, dict)
+        or not isinstance(beside, dict)
         or not all(isinstance(text, str) for text in texts)
     ):
         raise CheckpointError(f"{where}: not a manifest")
     proofs = {file: _proof(x, file, where) for file, x in files.items()}
-    return Manifest(proofs, recipe, *texts, made=made_from(document.get("made"), where))
+    intact = document.get("digest") == _own_digest(document)
+    said = made_from(document.get("made"), where)
+    return Manifest(proofs, recipe, *texts, made=said, beside=beside, intact=intact)
 
 
 def check(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Difference]:
     """Yield where names, headers and digests differ from the manifest; reads no tensor."""
+    if not manifest.intact:
+        yield Difference(MANIFEST, "", "it is not as it was written: its own digest differs")
     for file in sorted({*manifest.files, *checkpoint.files}):
         proof, header = manifest.files.get(file), checkpoint.headers.get(file)
         if proof is None or header is None:
@@ -278,8 +301,8 @@ def _proof(found: Any, file: str, where: str) -> FileProof:
 
 def _from_header(header: Header, file: str, where: str) -> Manifest:
     found, names = header.metadata, sorted(header.entries)
-    hashes = found[HASHES]
-    if not _is_hex(hashes, HASH_DIGITS * len(names)):
+    hashes = found.get(HASHES)
+    if not isinstance(hashes, str) or not _is_hex(hashes, HASH_DIGITS * len(names)):
         raise CheckpointError(f"{where}: {HASHES} does not hold {len(names)} hashes")
     if not all(_is_hex(found.get(key), DIGEST_DIGITS) for key in (DIGEST, HEADER)):
         raise CheckpointError(f"{where}: {DIGEST} or {HEADER} is missing or no digest")

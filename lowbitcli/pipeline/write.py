@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from lowbitcli import __version__
-from lowbitcli.checkpoint import manifest
+from lowbitcli.checkpoint import around, manifest
 from lowbitcli.checkpoint.files import StagedFiles
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.plan.nouns import OutputFile, Part, Plan, made_of
@@ -60,17 +61,23 @@ class Writer:
             self._staged.write(self.name_of(name), 0, header)
         if not self._plan.directory:
             return
+        made = dict(self._plan.documents)
+        if self._plan.config is not None:
+            made["config.json"] = self._plan.config
+        if self._plan.index is not None:
+            made[self._plan.index_name] = self._plan.index
         for name in self._plan.sidecars:
             self._staged.copy_file(name, checkpoint.root / name)
-        if self._plan.config is not None:
-            self._staged.write_file("config.json", self._plan.config)
-        for name, text in self._plan.documents.items():
+        for name, text in made.items():
             self._staged.write_file(name, text)
-        if self._plan.index is not None:
-            self._staged.write_file(self._plan.index_name, self._plan.index)
-        self._staged.write_file(manifest.MANIFEST, self._manifest(source))
+        beside = {name: self._digest(name) for name in (*self._plan.sidecars, *made)}
+        self._staged.write_file(manifest.MANIFEST, self._manifest(source, beside))
 
-    def _manifest(self, source: str) -> bytes:
+    def _digest(self, name: str) -> str:
+        """Return the digest of a file beside the weights, as it can be read now."""
+        return around.digest(self._staged.size(name), partial(self._staged.read, name))
+
+    def _manifest(self, source: str, beside: Mapping[str, str]) -> bytes:
         headers: Mapping[str, str] = {
             name: manifest.header_digest(file.header) for name, file in self._files.items()
         }
@@ -82,6 +89,7 @@ class Writer:
             headers=headers,
             source=source,
             made=made_of(self._plan.weights),
+            beside=beside,
         )
 
 

@@ -143,8 +143,13 @@ def test_a_hash_of_the_manifest_that_was_changed(planted):
     manifest["files"]["model.safetensors"]["tensors"][NORM] = "0" * 32
     (output / "lowbit.json").write_text(json.dumps(manifest))
     found = planted.verify(output)
-    assert told(found) == [("fail", "manifest", ""), ("fail", "manifest", NORM)]
-    assert found.problems[0].message == "the manifest's hashes do not give its digest"
+    assert told(found) == [("fail", "manifest", "")] * 2 + [("fail", "manifest", NORM)]
+    own, digest, _ = found.problems
+    assert (own.file, own.message) == (
+        "lowbit.json",
+        "it is not as it was written: its own digest differs",
+    )
+    assert digest.message == "the manifest's hashes do not give its digest"
 
 
 def test_a_manifest_that_is_none(planted):
@@ -177,6 +182,7 @@ def test_an_index_with_another_total_size(planted, tmp_path, total, severity):
     index = json.loads((output / checkpoints.INDEX).read_text())
     index["metadata"] = {} if total is None else {"total_size": total}
     (output / checkpoints.INDEX).write_text(json.dumps(index))
+    (output / "lowbit.json").unlink()  # whose digest of the index sees every change
     found = api.verify(output, against=source, device="cpu")
     assert told(found) == [(severity, "index", "")]
     assert "total_size" in message(found, "index")
@@ -193,8 +199,39 @@ def test_a_tensor_that_the_index_does_not_name(tmp_path):
     index = json.loads((output / checkpoints.INDEX).read_text())
     del index["weight_map"][NORM]
     (output / checkpoints.INDEX).write_text(json.dumps(index))
+    (output / "lowbit.json").unlink()  # whose digest of the index sees every change
     found = api.verify(output, against=source, device="cpu")
     assert told(found) == [("fail", "index", NORM)]
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"), [(checkpoints.INDEX, "fail"), ("config.json", "warn")]
+)
+@pytest.mark.parametrize("gone", (False, True))
+def test_a_file_beside_the_weights_that_is_not_as_it_was_written(tmp_path, name, severity, gone):
+    source = checkpoints.sharded(
+        tmp_path / "source", {Q + "weight": weight(64, 64)}, {NORM: torch.ones(64)}
+    )
+    output = tmp_path / "out"
+    api.quantize(source, output, device="cpu")
+    text = (output / name).read_text()
+    (output / name).unlink() if gone else (output / name).write_text(text.rstrip() + "  ")
+    found = api.verify(output, device="cpu")
+    beside = [x for x in found.problems if x.file == name]
+    assert [(x.severity, x.kind) for x in beside] == [(severity, "manifest")]
+    assert beside[0].message.startswith(f"{name}: ")
+
+
+def test_the_manifest_of_a_stranger_opens_nothing_outside(planted, tmp_path):
+    output = planted.copy("nvfp4", "lowbit", proof=True)
+    secret = tmp_path / "secret.safetensors.index.json"
+    secret.write_text("{}")
+    manifest = json.loads((output / "lowbit.json").read_text())
+    for name in (str(secret), f"../{tmp_path.name}/{secret.name}", "../../etc/passwd"):
+        manifest["beside"] = {name: "0" * 64}
+        (output / "lowbit.json").write_text(json.dumps(manifest))
+        (problem,) = [x for x in planted.verify(output).problems if x.file == name]
+        assert "leads out of" in problem.message or "not there" in problem.message
 
 
 def test_an_output_cut_short_is_told_and_not_raised(planted):
