@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+from lowbitcli.checkpoint import around
 from lowbitcli.checkpoint import manifest as manifests
 from lowbitcli.checkpoint.manifest import Manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.tensors import FLOATING, safe
-from lowbitcli.verify.nouns import WARN, Problem, Step
+from lowbitcli.verify.nouns import FAIL, WARN, Problem, Step
 
 # Dtypes that are codes rather than numbers when a matrix is stored in them.
 CODES = ("U8", "I8", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E5M2", "F8_E8M0")
@@ -115,7 +116,11 @@ def manifest(checkpoint: Checkpoint, said: Manifest | None) -> Step:
         Problem("manifest", found.tensor, found.message, found.file)
         for found in manifests.check(checkpoint, said)
     )
-    return Step(what, len(checkpoint.tensors), problems)
+    beside = tuple(
+        Problem("manifest", "", f"{safe(x.file)}: {x.message}", x.file, FAIL if x.matters else WARN)
+        for x in around.check(checkpoint, said.beside)
+    )
+    return Step(what, len(checkpoint.tensors), (*problems, *beside))
 
 
 def hashes(checkpoint: Checkpoint, said: Manifest | None, tell: Callable[[str, int], None]) -> Step:
