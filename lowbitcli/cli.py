@@ -96,6 +96,10 @@ def quantize(
       lowbit quantize Llama-3.1-8B/ --scheme FP8_DYNAMIC -o Llama-3.1-8B-fp8/
       lowbit quantize Llama-3.1-8B/ --recipe recipe.yaml --dry-run
     """
+    from lowbitcli.pipeline import early
+
+    if not dry_run:
+        early.begin(source, device)
     from lowbitcli.plan.prepare import Request
 
     scheme, recipe = one_of(context, scheme=scheme, recipe=recipe)
@@ -111,12 +115,10 @@ def quantize(
     )
     if dry_run:
         return _plan(source, output, request, as_json=as_json, quiet=quiet, verbose=verbose)
-    from lowbitcli.checkpoint.ahead import read_ahead
-
     memory = byte_count(max_memory)
-    read_ahead(source)  # while the next import loads a tensor library
-    from lowbitcli import api
-    from lowbitcli.progress import show_progress
+    with early.importing():
+        from lowbitcli import api
+        from lowbitcli.progress import show_progress
 
     with show_progress("quantizing", quiet=quiet) as progress:
         outcome = api.quantize(
@@ -158,13 +160,14 @@ def dequantize(
       lowbit dequantize Llama-3.1-8B-fp8/ -o Llama-3.1-8B-bf16/
       lowbit dequantize model-nvfp4.safetensors --dtype fp32
     """
-    from lowbitcli.checkpoint.ahead import read_ahead
+    from lowbitcli.pipeline import early
 
+    early.begin(source, device)
     memory = byte_count(max_memory)
     shard_size = byte_count(max_shard_size, SHARD_SIZE)
-    read_ahead(source)  # while the next import loads a tensor library
-    from lowbitcli import api
-    from lowbitcli.progress import show_progress
+    with early.importing():
+        from lowbitcli import api
+        from lowbitcli.progress import show_progress
 
     with show_progress("dequantizing", quiet=quiet) as progress:
         outcome = api.dequantize(

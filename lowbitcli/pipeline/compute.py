@@ -72,22 +72,31 @@ def quantize(
         raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
     if source is not None:
         parts = lossless.kept(source, parts)
-    value = None
-    if w.is_cuda and not weight.fake:
-        lost = _lost_of_parts(scheme, w, parts, unit)
-    else:
-        value = ops.dequantize(parts, torch.float32)
-        lost = _lost(w, value, unit)
-    if not all(one.is_finite for one in lost):
+    found = lost(weight, w, parts, unit)
+    if not all(one.is_finite for one in found):
         raise UnsupportedError(
             f"{safe(weight.name)} has values that {scheme.name} rounds up beyond the range of fp32",
             hint="keep this weight: no reader could decode it",
         )
-    return (parts if value is None or not weight.fake else {DATA: cast(weight, value)}), lost
+    return (_values(weight, parts) if weight.fake else parts), found
 
 
-def _lost(w: Tensor, value: Tensor, unit: int) -> list[Sums]:
-    """Return the error sums of each `unit` rows against their values."""
+def _values(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what is stored of a weight that keeps its dtype."""
+    if weight.target is None:
+        raise ValueError("no scheme to quantize to")
+    return {DATA: cast(weight, ops_of(weight.target).dequantize(parts, torch.float32))}
+
+
+def lost(weight: Weight, w: Tensor, parts: Mapping[str, Tensor], unit: int = BAND) -> list[Sums]:
+    """Return what was lost in each `unit` rows of some that became `parts`: on a GPU in one read,
+    without making values of them."""
+    scheme = weight.target
+    if scheme is None:
+        raise ValueError("no scheme to quantize to")
+    if w.is_cuda:
+        return _lost_of_parts(scheme, w, parts, unit)
+    value = ops_of(scheme).dequantize(parts, torch.float32)
     if unit % BAND == 0:
         return bands(w, value)
     cut = zip(w.split(unit), value.split(unit), strict=True)
@@ -95,8 +104,8 @@ def _lost(w: Tensor, value: Tensor, unit: int) -> list[Sums]:
 
 
 def _lost_of_parts(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], unit: int) -> list[Sums]:
-    """Return the same without making values, in one read. How far they are in steps is left out,
-    which a CPU would take long for."""
+    """Return error sums in one read of both; how far they are in steps is left out, which a CPU
+    would take long for."""
     if unit % BAND == 0:
         found = bands_of_parts(w, parts, scheme.element, scheme.block)
     else:

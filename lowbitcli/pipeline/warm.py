@@ -1,19 +1,27 @@
 """Compile the kernels of a plan while its first slices are being read.
 
 A kernel is compiled for dtypes and for what divides its arguments: a small weight of each kind in
-the plan brings up what nearly all of its weights need.
+the plan brings up what nearly all of its weights need. Kernels are compiled side by side: most of
+that is done by the compiler and by programs that it starts.
 """
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
+from torch import Tensor
 
-from lowbitcli.pipeline import compute
+from lowbitcli.pipeline import compute, early
 from lowbitcli.pipeline.arithmetic import ops_of, torch_dtype
+from lowbitcli.pipeline.read import tensor_of
 from lowbitcli.plan.nouns import Plan, Weight
+from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import FLOATING
 
 _ROWS, _COLS = 128, 1024
+_AT_ONCE = 6
 
 
 class Warm:
@@ -35,20 +43,64 @@ class Warm:
 
 
 def _compile(weights: list[Weight], device: torch.device) -> None:
-    torch.cuda.set_device(device)
-    for weight in weights:
-        dtype = torch_dtype(weight.dtype if weight.dtype in FLOATING else "BF16")
-        w = torch.zeros(_ROWS, _COLS, dtype=dtype, device=device)
-        try:
-            if weight.source is not None:
-                ops = ops_of(weight.source)
-                rule = weight.source.rules[0]
-                parts = ops.quantize(w, ops.shared(ops.measure(w), rule), rule)
-                w = ops.dequantize(parts, torch.float32)
-            if weight.target is not None:
-                amax = compute.measure(weight, w)
-                shared = None if amax is None else compute.shared_scale(weight, amax)
-                compute.quantize(weight, w, shared)
-        except (RuntimeError, ValueError):
-            continue  # said with the weight's name when its turn comes
+    early.wait()
+    calls = [call for weight in weights for call in _calls(weight)]
+    with ThreadPoolExecutor(_AT_ONCE, "lowbit-warm") as pool:
+        list(pool.map(partial(_try, device=device), calls))
     torch.cuda.synchronize(device)
+
+
+def _try(call: Callable[[torch.device], object], device: torch.device) -> None:
+    torch.cuda.set_device(device)
+    try:
+        call(device)
+    except (RuntimeError, ValueError):
+        return  # said with the weight's name when its turn comes
+
+
+def _calls(weight: Weight) -> list[Callable[[torch.device], object]]:
+    """Return what is to be compiled for a weight, one call for each kernel."""
+    found: list[Callable[[torch.device], object]] = []
+    if weight.source is not None:
+        found.append(partial(_dequantize, weight.source))
+    if weight.target is not None:
+        found.append(partial(_measure, weight))
+        found.append(partial(_quantize, weight))
+        found.append(partial(_errors, weight))
+    return found
+
+
+def _zeros(weight: Weight, device: torch.device) -> Tensor:
+    """Return numbers as a weight's values are: as stored, or dequantized to fp32."""
+    floating = weight.source is None and weight.dtype in FLOATING
+    dtype = torch_dtype(weight.dtype) if floating else torch.float32
+    return torch.zeros(_ROWS, _COLS, dtype=dtype, device=device)
+
+
+def _parts(scheme: Scheme, device: torch.device) -> dict[str, Tensor]:
+    specs = scheme.specs((_ROWS, _COLS))
+    return {
+        name: tensor_of(torch.zeros(spec.nbytes, dtype=torch.uint8, device=device), spec)
+        for name, spec in specs.items()
+    }
+
+
+def _dequantize(scheme: Scheme, device: torch.device) -> None:
+    ops_of(scheme).dequantize(_parts(scheme, device), torch.float32)
+
+
+def _measure(weight: Weight, device: torch.device) -> None:
+    compute.measure(weight, _zeros(weight, device))
+
+
+def _quantize(weight: Weight, device: torch.device) -> None:
+    if weight.target is not None:
+        shared = compute.shared_scale(weight, torch.ones(()))
+        if shared is not None:
+            shared = shared.to(device)
+        ops_of(weight.target).quantize(_zeros(weight, device), shared, weight.rule)
+
+
+def _errors(weight: Weight, device: torch.device) -> None:
+    if weight.target is not None:
+        compute.lost(weight, _zeros(weight, device), _parts(weight.target, device))
