@@ -72,9 +72,8 @@ class FileProof:
 @dataclass(frozen=True)
 class Manifest:
     """What was written (file -> proof), by which version and recipe, of which plan and source;
-    `source` is "", and `made` None, where it does not say.
-
-    `beside` has the sha256 of other files; `intact` is whether the manifest is as it was written.
+    `source` is "", and `made` None, where it does not say. `beside` has the sha256 of other files;
+    `intact` is whether the manifest is as it was written.
     """
 
     files: Mapping[str, FileProof]
