@@ -139,17 +139,14 @@ def cast_fp8(w: Tensor, scale: Tensor, reference: Callable[[Tensor, Tensor], Ten
     out = data.view(x.shape)
     fast = compiled(w)
     found = None
-    if w.element_size() == 2 and x.shape[1] >= LARGE:
+    if not fast and w.element_size() == 2 and x.shape[1] >= LARGE:
         every = torch.arange(PATTERNS, dtype=torch.int32).to(torch.int16).view(w.dtype)
         found = reference(every, flat).view(torch.uint8)
 
     def step(span: Span) -> None:
         groups, units = span
         source, divisor, target = x[groups, units], flat[groups], out[groups, units]
-        if found is not None and fast:
-            for group in range(groups.start, groups.stop):
-                fast.look_up(x[group, units], found[group], out[group, units])
-        elif found is not None:
+        if found is not None:
             index = source.view(torch.uint16).to(torch.int32)
             for group, row in enumerate(index):
                 codes = out[groups.start + group, units].view(torch.uint8)
@@ -183,12 +180,13 @@ def quantize_nvfp4(
     scale = torch.empty((*w.shape[:-1], w.shape[-1] // 16), dtype=torch.float8_e4m3fn)
     codes, scales = packed.view(lead, -1, across // 2), scale.view(lead, -1, across // 16)
     fast = compiled(w) if radius is None else None
+    bounds = torch.stack([fast.nvfp4_bounds(g, w.dtype) for g in shared]) if fast else None
 
     def step(span: Span) -> None:
         source, g = x[span], shared[span[0]]
         into, found = codes[span], scales[span]
-        if fast:
-            fast.quantize_nvfp4(source, g, into, found)
+        if fast and bounds is not None:
+            fast.quantize_nvfp4(source, g, bounds[span[0]], into, found)
         elif radius is not None or not cpu_steps.nvfp4(source, g, into, found):
             _put(reference(source, g, radius, h), into, found)
 
@@ -233,6 +231,9 @@ def dequantize_blocks(
     out = torch.empty((*data.shape[:-1], data.shape[-1] * per_byte), dtype=dtype)
     target = out.view(lead, bytes_.shape[1], -1)
     fast = compiled(out)
+    if fast and name == "E2M1" and out.element_size() == 2:
+        _choose(fast, bytes_, scales, shared, scale_name, target)
+        return out
 
     def step(span: Span) -> None:
         steps = scales[span] if scale_name == "F32" else values(scales[span], scale_name)
@@ -245,6 +246,27 @@ def dequantize_blocks(
 
     _each(step, bytes_, target.shape[-1], bool(fast))
     return out
+
+
+def _choose(
+    fast: Any,
+    packed: Tensor,
+    scales: Tensor,
+    shared: Tensor | None,
+    scale_name: str,
+    target: Tensor,
+) -> None:
+    """Fill `target` with values of 16 bits of E2M1 codes: a step has only eight magnitudes."""
+    steps = table(scale_name)
+    if shared is None:
+        every = [fast.chosen_values(steps, target.dtype)] * len(packed)
+    else:
+        every = [fast.chosen_values(steps * g, target.dtype) for g in shared.view(-1)]
+
+    def step(span: Span) -> None:
+        fast.dequantize_chosen(packed[span], scales[span], every[span[0]], target[span])
+
+    _each(step, packed, target.shape[-1], True)
 
 
 def dequantize_shared(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
