@@ -12,6 +12,7 @@ import typer
 
 from lowbitcli import options as opt
 from lowbitcli import program
+from lowbitcli.errors import CheckpointError
 from lowbitcli.program import (
     EXIT_CODES,
     beside,
@@ -194,10 +195,10 @@ def _show_outcome(outcome: Any, *, as_json: bool, quiet: bool, verbose: bool, ti
         console.notes(outcome.plan.notes)
     if as_json:
         console.document(tables.outcome_document(outcome))
-    else:
+    elif not quiet:
         console.data(tables.outcome_lines(outcome, everything=verbose))
-        if timings:
-            console.data(["", *tables.timing_lines(outcome)])
+    if timings and not as_json:
+        console.data(["", *tables.timing_lines(outcome)])
     return 0
 
 
@@ -254,7 +255,7 @@ def inspect(
 ) -> int:
     """Show tensors, schemes and sizes.
 
-    Reads headers only.
+    Reads headers only. Exits with 4 where tensors and what is declared of them disagree.
 
     \b
     Examples:
@@ -271,7 +272,7 @@ def inspect(
         console.document(tables.inspection_document(found))
     else:
         console.data(tables.inspection_lines(found, everything=verbose))
-    return 0
+    return CheckpointError.exit_code if found.findings else 0
 
 
 @command(app, "plan")

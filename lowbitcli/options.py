@@ -127,7 +127,7 @@ Readback = Annotated[
 Timings = Annotated[bool, _option("--timings", "TIMINGS", "say where the time went, by stage")]
 DryRun = Annotated[bool, _option("--dry-run", "DRY_RUN", "plan only: read headers, write nothing")]
 Json = Annotated[bool, _option("--json", "JSON", "print one JSON document to stdout")]
-Quiet = Annotated[bool, _option("--quiet -q", "QUIET", "no progress and no notes")]
+Quiet = Annotated[bool, _option("--quiet -q", "QUIET", "no progress, no notes and no summary")]
 Verbose = Annotated[bool, _option("--verbose -v", "VERBOSE", "list every tensor")]
 
 

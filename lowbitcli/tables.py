@@ -5,7 +5,7 @@ measured, so that columns line up. The JSON documents keep names as they are.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -82,21 +82,30 @@ def _becomes(weight: Weight) -> str:
 
 
 def _sizes(plan: Plan) -> list[str]:
-    lines = columns(
-        [
-            ("input", size(plan.size_in), f"({plan.size_in:,} bytes)"),
-            ("output", size(plan.bytes_out), f"({plan.bytes_out:,} bytes)"),
-        ],
-        right=(1, 2),
-    )
+    beside = need.beside(plan)
+    rows = [
+        ("input", size(plan.size_in), f"({plan.size_in:,} bytes)"),
+        ("output", size(plan.bytes_out), f"({plan.bytes_out:,} bytes)"),
+    ]
+    lines = columns(rows, right=(1, 2))
+    if beside:
+        lines.append(f"beside it about {size(sum(beside.values()))}: {_listed(beside, plan)}")
     if plan.bits_per_weight:
         lines.append(f"{plan.bits_per_weight:.2f} bits per quantized weight, scales included")
     free = None if plan.output is None else need.disk_free(plan.output)
     told = "" if free is None else f" of disk, where {size(free)} are free,"
-    lines.append(
-        f"needs {size(plan.bytes_out)}{told} and about {size(need.memory(plan))} of memory"
-    )
+    disk = plan.bytes_out + sum(beside.values())
+    lines.append(f"needs {size(disk)}{told} and about {size(need.memory(plan))} of memory")
     return lines
+
+
+def _listed(beside: Mapping[str, int], plan: Plan) -> str:
+    """Name the files that are written beside the weights, and count those that are copied."""
+    written = [f"{safe(x)} {size(n)}" for x, n in beside.items() if x not in plan.sidecars]
+    copied = [number for name, number in beside.items() if name in plan.sidecars]
+    if copied:
+        written.append(f"{len(copied):,} copied {size(sum(copied))}")
+    return ", ".join(written)
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -107,6 +116,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "container": plan.container,
         "bytes_in": plan.size_in,
         "bytes_out": plan.bytes_out,
+        "beside": need.beside(plan),
         "bytes_free": None if plan.output is None else need.disk_free(plan.output),
         "memory_about": need.memory(plan),
         "bits_per_weight": plan.bits_per_weight,

@@ -7,10 +7,12 @@ nothing takes more than the cap. The bytes of an element were measured on the CP
 the arithmetic included.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
-from lowbitcli.plan.nouns import Plan
+from lowbitcli.checkpoint.manifest import HASH_DIGITS, MANIFEST
+from lowbitcli.plan.nouns import Plan, made_of
 
 BASE = 300_000_000
 CAP = 2 << 30  # --max-memory where it is not given
@@ -31,6 +33,32 @@ def memory(plan: Plan) -> int:
         held = 0 if numel <= cut else job.bytes_in
         most = max(most, cost * min(numel, cut) + held)
     return min(CAP, BASE + most)
+
+
+def beside(plan: Plan) -> dict[str, int]:
+    """Return the files that will stand beside the weights, with their sizes: those of the manifest
+    and of what is copied are about what they will be, all others are exact."""
+    if not plan.directory:
+        return {}
+    made = dict(plan.documents)
+    if plan.config is not None:
+        made["config.json"] = plan.config
+    if plan.index is not None:
+        made[plan.index_name] = plan.index
+    sizes = {name: len(text) for name, text in made.items()}
+    for name in plan.sidecars:
+        with contextlib.suppress(OSError):
+            sizes[name] = (plan.source / name).stat().st_size
+    return {**dict(sorted(sizes.items())), MANIFEST: _manifest(plan, sizes)}
+
+
+def _manifest(plan: Plan, files: dict[str, int]) -> int:
+    """Return about how long lowbit.json will be: a line for each tensor, weight and file."""
+    made = made_of(plan.weights)
+    tensors = sum(len(name) + HASH_DIGITS + 12 for file in plan.files for name in file.entries)
+    weights = sum(len(name) + 8 for said in (made.rounded, made.kept) for name in said)
+    digests = sum(len(name) + 75 for name in files) + 230 * len(plan.files)
+    return 600 + len(repr(dict(plan.recipe))) + tensors + weights + digests
 
 
 def disk_free(path: Path) -> int | None:

@@ -145,6 +145,8 @@ class _Builder:
         self.keys: list[Text | None] = []
 
     def at(self, mark: Any) -> str:
+        if self.shipped:
+            return self.shown  # nobody who reads the message wrote that line
         return f"{self.shown}:{mark.line + 1}:{mark.column + 1}" if mark else self.last
 
     def error(self, event: Any, message: str, hint: str = "") -> RecipeError:

@@ -102,7 +102,7 @@ def _load(name_or_path: str, where: str, beside: Path, chain: tuple[str, ...]) -
 def _find(name: str, where: str, beside: Path) -> tuple[Path, str, bool]:
     shelved = shelf.recipes()
     if name in shelved:
-        return shelved[name], f"{name}.yaml", True
+        return shelved[name], f"recipe {name} (built in)", True
     path = beside / name
     is_path = name.endswith((".yaml", ".yml")) or "/" in name or os.sep in name
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from lowbitcli import api
 from lowbitcli.errors import BusyError, StoppedError
-from tests.checkpoints import LAYER, header_of, single, weight
+from tests.checkpoints import LAYER, header_of, read, single, weight, write
 
 # Exit codes. 0, 2, 3, 4 and 7 are also in the texts.
 
@@ -54,6 +54,20 @@ def test_exit_3_for_a_recipe(lowbit):
     code, out, err = lowbit("recipe", "check", "bad.yaml")
     assert (code, out) == (3, "")
     assert err.startswith("error: bad.yaml:1:8: ")
+
+
+def test_exit_4_where_inspect_finds_something_wrong_and_shows_it(lowbit):
+    assert lowbit("quantize", "model", "-o", "out", "-q") == (0, "", "")
+    file = Path("out/model.safetensors")
+    tensors = read(file)
+    del tensors[LAYER + "mlp.down_proj.weight_scale"]
+    write(file, tensors, {"format": "pt"})
+    code, out, _ = lowbit("inspect", "out")
+    assert code == 4
+    assert "weight_scale" in out.partition("wrong")[2]
+    code, out, _ = lowbit("inspect", "out", "--json")
+    assert (code, [one["kind"] for one in json.loads(out)["findings"]]) == (4, ["missing"])
+    assert lowbit("inspect", "model")[0] == 0
 
 
 def test_exit_4_for_a_truncated_source(lowbit):

@@ -111,7 +111,9 @@ def test_fake_and_dequantize_and_force(lowbit):
 
 
 def test_a_dry_run_writes_nothing_and_tells_the_size_to_the_byte(lowbit):
-    sharded(Path("two"), {"a.weight": weight(64, 64)}, {"b.weight": weight(64, 32)})
+    tensors = {f"a.{n}.weight": weight(64, 64) for n in range(20)}
+    sharded(Path("two"), tensors, {"b.weight": weight(64, 32)})
+    Path("two/tokenizer.json").write_text("{}" * 50)
     before = sorted(str(path) for path in Path.cwd().rglob("*"))
     code, out, _ = lowbit("quantize", "two", "--dry-run", "--json")
     assert code == 0
@@ -119,6 +121,10 @@ def test_a_dry_run_writes_nothing_and_tells_the_size_to_the_byte(lowbit):
     assert lowbit("quantize", "two", "-o", "out")[0] == 0
     files = {path.name: path.stat().st_size for path in Path("out").glob("*.safetensors")}
     assert {file["name"]: file["bytes"] for file in json.loads(out)["files"]} == files
+    beside = {path.name: path.stat().st_size for path in Path("out").glob("*.json")}
+    told = json.loads(out)["beside"]
+    assert 0.8 < told.pop("lowbit.json") / beside.pop("lowbit.json") < 1.25
+    assert told == beside
 
 
 def test_recipe_init_gives_a_recipe_that_works(lowbit):

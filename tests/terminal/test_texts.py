@@ -30,6 +30,7 @@ COMMANDS = {
     "both": "plan model --scheme nvfp4 --recipe nvfp4",
     "dead-pattern": "plan model --recipe typo.yaml",
     "recipe-syntax": "recipe check broken.yaml",
+    "built-in-recipe": "plan model --scheme nvfp4 --container deepseek",
     "bad-decibels": "verify model --fail-under loud",
     "plan": "plan model",
     "plan-verbose": "quantize model --dry-run -v --scheme mxfp8",
