@@ -36,6 +36,7 @@ _ADVICE = {
     errno.EPERM: "not permitted: write elsewhere, or ask who owns the folder",
     errno.EROFS: "the file system is read-only: write elsewhere",
     errno.ENAMETOOLONG: "choose a shorter name; until it is complete it carries 9 characters more",
+    errno.ENOENT: "a part of the path is gone, or is where nothing can be made",
     errno.ENOTDIR: "a part of the path is a file",
     errno.EIO: "the disk or its connection fails: do not trust what is on it",
     errno.EMFILE: "too many open files: see `ulimit -n`, or write fewer shards",
