@@ -107,7 +107,7 @@ def test_gpt_oss_in_transformers(tmp_path):
     compared(folder, found, 2)
 
 
-@pytest.mark.parametrize("scheme", ["nvfp4", "mxfp8", "fp8_block128"])
+@pytest.mark.parametrize("scheme", ["nvfp4", "mxfp8", "fp8_channel", "fp8_block128"])
 def test_modelopt_s_tensor_classes(source, tmp_path, scheme):
     kinds = pytest.importorskip("modelopt.torch.quantization.qtensor")
     folder = written(source, tmp_path, scheme, "modelopt")
@@ -127,6 +127,9 @@ def test_modelopt_s_tensor_classes(source, tmp_path, scheme):
         elif scheme == "mxfp8":
             made = kinds.MXFP8QTensor(data.shape, torch.float32, data)
             found[name] = made.dequantize(dtype=torch.float32, scale=scale)
+        elif scheme == "fp8_channel":
+            made = kinds.FP8QTensor(data.shape, torch.float32, data)
+            found[name] = made.dequantize(dtype=torch.float32, scale=scale[:, None])
         else:
             made = kinds.FP8QTensor(data.shape, torch.float32, data)
             found[name] = made.dequantize(
