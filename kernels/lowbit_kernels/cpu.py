@@ -72,35 +72,30 @@ def _spans(groups: int, units: int, width: int, size: int) -> Iterator[Span]:
 
 
 def _each(step: Callable[[Span], None], w: Tensor, width: int, compiled: bool) -> None:
-    """Do `step` for spans of `w [groups, units, ...]`: slices of it in turn, larger ones side by
-    side where compiled code does them.
+    """Do `step` for spans of `w [groups, units, ...]`: slices of it, larger ones where compiled
+    code does them; torch's own threads share a slice, so that each has one that fits its cache.
     """
-    threads = torch.get_num_threads()
-    if not compiled:
-        # torch's own threads share a slice: each has one that fits its cache.
-        for span in _spans(w.shape[0], w.shape[1], width, SLICE * threads):
-            step(span)
-        return
-    spans = list(_spans(w.shape[0], w.shape[1], width, 4 * SLICE))
-    if threads == 1 or len(spans) == 1:
+    size = 4 * SLICE if compiled else SLICE * torch.get_num_threads()
+    _all(step, list(_spans(w.shape[0], w.shape[1], width, size)), compiled)
+
+
+def _all(step: Callable[[Span], None], spans: list[Span], compiled: bool) -> None:
+    """Do `step` for each of `spans`: in turn, or side by side where compiled code does them."""
+    threads = min(torch.get_num_threads(), len(spans)) if compiled else 1
+    if threads <= 1:
         for span in spans:
             step(span)
         return
     # A pool for each call costs less than 0.1 ms and leaves nothing behind for a fork to inherit.
-    with ThreadPoolExecutor(min(threads, len(spans)), "lowbit-cpu") as pool:
+    with ThreadPoolExecutor(threads, "lowbit-cpu") as pool:
         for _ in pool.map(step, spans):
             pass
 
 
-def _integers(w: Tensor) -> Tensor:
-    return w.view(torch.int32 if w.element_size() == 4 else torch.int16)
-
-
-def _tops(w: Tensor) -> Tensor:
-    """Return fp32 max |w| over the last axis, by the patterns; NaN above Inf."""
-    integers = _integers(w)
-    mask = 0x7FFFFFFF if w.element_size() == 4 else 0x7FFF
-    return (integers & mask).amax(-1).view(w.dtype).float()
+def _integers(w: Tensor) -> tuple[Tensor, int]:
+    """Return `w` as the integers of its patterns, and the mask of their magnitudes."""
+    wide = w.element_size() == 4
+    return w.view(torch.int32 if wide else torch.int16), 0x7FFFFFFF if wide else 0x7FFF
 
 
 def largest(w: Tensor) -> Tensor:
@@ -108,17 +103,21 @@ def largest(w: Tensor) -> Tensor:
     NaN or Inf where it holds one.
     """
     flat = w.detach().contiguous().view(w.shape[:-2].numel(), -1)
-    tops = torch.zeros(flat.shape[0])
+    integers, mask = _integers(flat)
+    tops = torch.zeros(flat.shape[0], dtype=torch.int32)
+    fast = compiled(w)
 
     def step(span: Span) -> None:
         groups, units = span
-        # As patterns, which keep NaN above Inf.
-        top = _tops(flat[groups, units]).view(torch.int32)
-        into = tops[groups].view(torch.int32)
+        part, into = integers[groups, units], tops[groups]
+        top = fast.largest(part) if fast else (part & mask).amax(-1).int()
         torch.maximum(into, top, out=into)
 
+    # Spans of one group raise the same number, so threads would be in each other's way.
     _each(step, flat, 1, False)
-    return torch.where(torch.isnan(tops), torch.nan, tops).view(w.shape[:-2])
+    # As patterns, which keep NaN above Inf.
+    found = tops.to(integers.dtype).view(w.dtype).float()
+    return torch.where(torch.isnan(found), torch.nan, found).view(w.shape[:-2])
 
 
 def _put(results: "Tensor | tuple[Tensor, ...]", *outs: Tensor) -> None:
@@ -291,21 +290,36 @@ def dequantize_shared(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor
 
 
 def by_rows(
-    run: Reference, high: int, sources: tuple[Tensor, ...], outs: tuple[Tensor, ...]
+    run: Reference,
+    high: int,
+    sources: tuple[Tensor, ...],
+    outs: tuple[Tensor, ...],
+    loop: tuple[Any, ...] = (),
 ) -> None:
     """Fill `outs` by `run(*slices)` for slices of a multiple of `high` rows; the first of `sources`
     is `[*, R, C]`, each other tensor has a row for each of its rows or for each `high` of them.
+
+    `loop` names a function of `cpu_numba` that fills slices where it can, and its last arguments.
     """
     stacks = [t.detach().reshape(-1, *t.shape[-2:]) for t in (*sources, *outs)]
     count, rows, cols = stacks[0].shape
-    tall = max(high, SLICE * torch.get_num_threads() // (cols * high) * high)
-    for matrix in range(count):
-        for start in range(0, rows, tall):
-            parts = []
-            for stack in stacks:
-                each = 1 if stack.shape[1] == rows else high
-                parts.append(stack[matrix, start // each : -(-(start + tall) // each)])
+    fast = compiled(sources[0]) if loop else None
+    size = 4 * SLICE if fast else SLICE * torch.get_num_threads()
+    tall = max(high, size // (cols * high) * high)
+
+    def step(span: Span) -> None:
+        matrix, start, stop = span[0].start, span[1].start, span[1].stop
+        parts = []
+        for stack in stacks:
+            each = 1 if stack.shape[1] == rows else high
+            parts.append(stack[matrix, start // each : -(-stop // each)])
+        if fast:
+            getattr(fast, loop[0])(*(part.contiguous() for part in parts), *loop[1:])
+        else:
             _put(run(*parts[: len(sources)]), *parts[len(sources) :])
+
+    starts = [slice(start, start + tall) for start in range(0, rows, tall)]
+    _all(step, [(slice(i, i + 1), start) for i in range(count) for start in starts], bool(fast))
 
 
 __all__ = [

@@ -5,7 +5,8 @@ included.
 |---|---|
 | `look_up` | elements by a table of all their patterns |
 | `largest` | the patterns of the largest magnitudes of groups |
-| `cast_fp8`, `cast_int8` | codes of w / scale |
+| `cast_fp8` | e4m3(w / scale) |
+| `quantize_int8` | INT8 by rows |
 | `quantize_nvfp4`, `nvfp4_bounds` | NVFP4 by rule amax |
 | `quantize_mx` | MXFP8, MXFP4 by the rules amax, floor, ceil, even |
 | `quantize_fp8_blocks`, `dequantize_fp8_blocks` | FP8 by blocks of 128 columns |
@@ -68,11 +69,14 @@ def look_up(index: Tensor, table: Tensor, out: Tensor) -> None:
     cpu_casts.look_up(patterns, _array(table, values), _array(out, values))
 
 
-def largest(w: Tensor, tops: Tensor) -> None:
-    """Write the patterns of the largest magnitudes of `w [groups, n]` to int32 `tops [groups]`."""
-    wide = w.element_size() == 4
-    mask = int32(0x7FFFFFFF if wide else 0x7FFF)
-    cpu_casts.tops_of_groups(_groups(w, torch.int32 if wide else torch.int16), mask, tops.numpy())
+def largest(patterns: Tensor) -> Tensor:
+    """Return int32 `[groups]`, the largest of `patterns [groups, n]`, int16 or int32, without their
+    signs; the rows of a group follow each other, groups need not.
+    """
+    mask = int32(0x7FFFFFFF if patterns.element_size() == 4 else 0x7FFF)
+    tops = torch.empty(len(patterns), dtype=torch.int32)
+    cpu_casts.tops_of_groups(patterns.numpy(), mask, tops.numpy())
+    return tops
 
 
 def cast_fp8(w: Tensor, scale: Tensor, out: Tensor) -> None:
@@ -81,10 +85,16 @@ def cast_fp8(w: Tensor, scale: Tensor, out: Tensor) -> None:
     cpu_casts.cast_groups(_groups(w, dtype), shift, _array(scale), _groups(out, torch.uint8))
 
 
-def cast_int8(w: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Write INT8 codes of w / scale of `w [groups, n]` with one of `scale [groups, 1]` for each."""
+def quantize_int8(w: Tensor, data: Tensor, scale: Tensor) -> None:
+    """Write INT8 codes of `w [rows, cols]` and a scale for each row."""
     w, dtype, shift = _integers(w)
-    cpu_casts.int8_groups(_groups(w, dtype), shift, _array(scale), _groups(out, torch.uint8))
+    patterns = w.view(dtype)
+    amax = (largest(patterns) << int(shift)).view(torch.float32)
+    step = amax / 127.0
+    step = torch.where(step == 0, 2.0**-149, step)
+    scale.copy_(torch.where(amax == 0, 1.0, step).view(-1, 1))
+    codes = _groups(data, torch.uint8)
+    cpu_casts.int8_groups(patterns.numpy(), shift, _array(scale), codes)
 
 
 def nvfp4_bounds(g: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,7 +158,7 @@ def quantize_mx(w: Tensor, element: Format, rule: str, data: Tensor, scale: Tens
     )
 
 
-def quantize_fp8_blocks(w: Tensor, high: int, rule: str, data: Tensor, scale: Tensor) -> None:
+def quantize_fp8_blocks(w: Tensor, data: Tensor, scale: Tensor, high: int, rule: str) -> None:
     """Write codes of `w [rows, cols]` and scales of its blocks of `high` x 128."""
     rows, cols = w.shape
     w, dtype, shift = _integers(w)
@@ -173,7 +183,7 @@ def _written(out: Tensor) -> tuple[Tensor, torch.dtype]:
     return wide, torch.int16 if wide.dtype == torch.bfloat16 else torch.int32
 
 
-def dequantize_fp8_blocks(data: Tensor, scale: Tensor, high: int, out: Tensor) -> None:
+def dequantize_fp8_blocks(data: Tensor, scale: Tensor, out: Tensor, high: int) -> None:
     """Write values of E4M3 `data [rows, cols]` with scales of blocks of `high` x 128."""
     rows, cols = data.shape
     wide, patterns = _written(out)

@@ -221,6 +221,8 @@ def vectors(function: Callable[..., Lanes | None], result: Any = types.void) -> 
         wrapped = []
         for kind, value in zip(signature.args, values, strict=True):
             if isinstance(kind, types.Array):
+                if kind.layout != "C":
+                    raise TypeError("vectors lie side by side, this array does not")
                 data = context.make_array(kind)(context, builder, value).data
                 wrapped.append(Memory(builder, data, kind.dtype.bitwidth // 8))
             else:
