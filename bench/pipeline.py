@@ -1,28 +1,32 @@
 """End to end against the floor: how long a whole run takes, and how long its bytes alone would.
 
-    python bench/pipeline.py --gb 4 --scheme nvfp4 --folder /dev/shm
+    python bench/pipeline.py --gb 1 4 16 --scheme nvfp4 --folder /dev/shm
     python bench/pipeline.py --gb 4 --folder /data --cold
 
 | line | what it does |
 |---|---|
 | floor | moves every byte in and out and back, synced, with the run's slots, threads and calls |
-| run | `lowbitcli.pipeline.run` in this process, everything imported |
+| run | `lowbitcli.pipeline.run` in this process, everything imported and compiled |
 | process | `lowbit quantize` from start to exit, and `import torch` alone beside it |
-| peer | safetensors' `load_file`, the same kernels on whole tensors, `save_file` |
+| first | the same with an empty cache of compiled kernels, once |
+| peer | safetensors' `load_file`, the same kernels on whole tensors, `save_file`; in a process |
 
 All in one go, one after the other, `--repeats` times; medians are shown, and ratios to the floor.
-`--cold` drops the source from the page cache before each. One JSON line at the end has everything.
+`--cold` syncs and drops the source from the page cache before each, and says how much stayed there.
+Peaks are VmHWM of processes that did nothing else. One JSON line at the end has everything.
 """
 
 import argparse
+import ctypes
+import itertools
 import json
+import mmap
 import os
-import platform
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +86,7 @@ def make(folder: Path, size: float) -> None:
         held += count
     folder.mkdir(parents=True)
     block = (torch.randn(1 << 22) * 0.02).bfloat16().view(torch.uint8).numpy().tobytes()
-    weight_map = {}
+    weight_map, parts = {}, []
     for index, held_shapes in enumerate(shards):
         file = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
         header, offset = {}, 0
@@ -97,10 +101,19 @@ def make(folder: Path, size: float) -> None:
             weight_map[name] = file
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        with (folder / file).open("wb") as out:
-            out.write(len(text).to_bytes(8, "little") + text)
-            for start in range(0, offset, len(block)):
-                out.write(block[: min(len(block), offset - start)])
+        parts.append((folder / file, len(text).to_bytes(8, "little") + text, offset))
+
+    def write(part: tuple[Path, bytes, int]) -> None:
+        path, head, size = part
+        with path.open("wb") as out:
+            out.write(head)
+            for start in range(0, size, len(block)):
+                out.write(memoryview(block)[: min(len(block), size - start)])
+            out.flush()
+            os.fsync(out.fileno())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, parts))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -177,13 +190,39 @@ def peer(plan: Plan, source: Path, output: Path, device: torch.device) -> None:
         os.close(fd)
 
 
-def process(source: Path, output: Path, scheme: str, device: str, cap: int) -> tuple[float, int]:
+def process(
+    source: Path, output: Path, arguments: argparse.Namespace, cache: str | None = None
+) -> tuple[float, int]:
     """Return seconds and peak bytes of `lowbit quantize`, start to exit."""
     command = [sys.executable, "-m", "lowbitcli", "quantize", str(source), "-o", str(output), "-q"]
-    command += ["--scheme", scheme, "--device", device, "--max-memory", str(cap), "--json"]
+    command += ["--scheme", arguments.scheme, "--device", arguments.device, "--json"]
+    command += ["--max-memory", str(arguments.max_memory)]
+    environment = os.environ | ({} if cache is None else {"TRITON_CACHE_DIR": cache})
     started = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     return time.perf_counter() - started, json.loads(done.stdout)["peak_rss"]
+
+
+def peer_alone(source: Path, output: Path, arguments: argparse.Namespace) -> tuple[float, int]:
+    """Return seconds, without its imports, and peak bytes of a process that is the peer."""
+    command = [sys.executable, __file__, "--peer", str(source), str(output)]
+    command += ["--scheme", arguments.scheme, "--device", arguments.device]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout)
+    return found["seconds"], found["peak"]
+
+
+def as_peer(source: Path, output: Path, arguments: argparse.Namespace) -> None:
+    """Be the peer, and print what it took."""
+    device = device_of(arguments.device)
+    with quantization(source, output, Request(scheme=arguments.scheme)) as (plan, _, _):
+        weight = next(weight for weight in plan.weights if weight.target is not None)
+        if weight.target is not None:  # compiled before the clock starts
+            ops, w = ops_of(weight.target), torch.ones(128, 1024).bfloat16().to(device)
+            ops.quantize(w, ops.shared(ops.measure(w), weight.rule), weight.rule)
+        started = time.perf_counter()
+        peer(plan, source, output, device)
+        print(json.dumps({"seconds": time.perf_counter() - started, "peak": memory.peak()}))
 
 
 def import_torch() -> float:
@@ -192,26 +231,47 @@ def import_torch() -> float:
     return time.perf_counter() - started
 
 
-def timed(action: Callable[[], object], output: Path, cold: list[Path]) -> float:
-    """Return the seconds of `action`, which writes `output`; `cold` files are dropped before."""
+def resident(path: Path) -> float:
+    """Return the share of a file that is in the page cache."""
+    size = path.stat().st_size
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped:
+        pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        at = np.frombuffer(mapped, np.uint8).ctypes.data
+        if libc.mincore(
+            ctypes.c_void_p(at), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data)
+        ):
+            return float("nan")
+        return float((pages & 1).mean())
+
+
+def prepare(output: Path, cold: list[Path]) -> float:
+    """Remove the output, and `cold` files from the page cache; return the share that stayed."""
     shutil.rmtree(output, ignore_errors=True)
+    if not cold:
+        return 1.0
     os.sync()
     for path in cold:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
+    return statistics.mean(resident(path) for path in cold)
+
+
+def timed(action: Callable[[], object]) -> float:
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
 
 
 def measure(arguments: argparse.Namespace, source: Path, output: Path) -> dict:
-    """Run everything and return the figures."""
+    """Run everything for one size and return the figures."""
     device = device_of(arguments.device)
     cold = sorted(source.glob("*.safetensors")) if arguments.cold else []
     found: dict[str, list[float]] = {}
     stages: dict[str, float] = {}
-    peaks = []
+    peaks: dict[str, int] = {}
+    stayed = []
     with quantization(source, output, Request(scheme=arguments.scheme)) as (plan, checkpoint, _):
         options = Options(force=True, max_memory=arguments.max_memory)
 
@@ -222,65 +282,110 @@ def measure(arguments: argparse.Namespace, source: Path, output: Path) -> dict:
             "floor": lambda: floor(plan, checkpoint, output, device, arguments.max_memory),
             "run": whole,
         }
-        if not arguments.no_peer:
-            actions["peer"] = lambda: peer(plan, source, output, device)
         for _ in range(arguments.repeats):
             for name, action in actions.items():
-                found.setdefault(name, []).append(timed(action, output, cold))
-            timed(lambda: None, output, cold)
-            seconds, peak = process(
-                source, output, arguments.scheme, arguments.device, arguments.max_memory
-            )
+                stayed.append(prepare(output, cold))
+                found.setdefault(name, []).append(timed(action))
+            stayed.append(prepare(output, cold))
+            seconds, peaks["process"] = process(source, output, arguments)
             found.setdefault("process", []).append(seconds)
-            peaks.append(peak)
             found.setdefault("import torch", []).append(import_torch())
+        if not arguments.no_peer:
+            stayed.append(prepare(output, cold))
+            seconds, peaks["peer"] = peer_alone(source, output, arguments)
+            found["peer"] = [seconds]
         sizes = {"bytes_in": plan.bytes_in, "bytes_out": plan.bytes_out}
+    prepare(output, [])
     return {
-        "machine": platform.machine(),
+        **sizes,
+        "seconds": {name: statistics.median(times) for name, times in found.items()},
+        "all": found,
+        "stages": stages,
+        "peaks": peaks,
+        "stayed_in_page_cache": max(stayed),
+    }
+
+
+def warm_up(arguments: argparse.Namespace, root: Path) -> float:
+    """Compile and pin once, on a small model; return the seconds of a process that compiles."""
+    make(root / "small", 1e8)
+    device = device_of(arguments.device)
+    planned = quantization(root / "small", root / "out", Request(scheme=arguments.scheme))
+    with planned as (plan, checkpoint, _):
+        floor(plan, checkpoint, root / "out", device, arguments.max_memory)
+        shutil.rmtree(root / "out")
+        run(plan, checkpoint, root / "out", device, Options(force=True))
+        shutil.rmtree(root / "out")
+    with tempfile.TemporaryDirectory() as cache:
+        seconds, _ = process(root / "small", root / "out", arguments, cache)
+    shutil.rmtree(root / "small")
+    return seconds
+
+
+def show(found: dict) -> None:
+    base = found["seconds"]["floor"]
+    print(f"\n{found['bytes_in'] / 1e9:.2f} GB -> {found['bytes_out'] / 1e9:.2f} GB", end="")
+    print(f", {100 * found['stayed_in_page_cache']:.0f} % of the source in the page cache")
+    for name, seconds in found["seconds"].items():
+        rate = found["bytes_in"] / seconds / 1e9
+        peak = f"  peak {found['peaks'][name] / 2**20:6.0f} MiB" if name in found["peaks"] else ""
+        print(f"{name:13} {seconds:8.2f} s  {rate:7.3f} GB/s  {seconds / base:6.2f} x floor{peak}")
+    allowed = base + found["seconds"]["import torch"] + 1.5
+    print(f"process: {found['seconds']['process']:.2f} s of {allowed:.2f} s allowed")
+    print("stages:", {name: round(value, 2) for name, value in found["stages"].items()}, flush=True)
+
+
+def show_line(found: list[dict]) -> None:
+    """Show how time grows with size, and that memory does not."""
+    for less, more in itertools.pairwise(found):
+        bytes_in = more["bytes_in"] / less["bytes_in"]
+        seconds = more["seconds"]["run"] / less["seconds"]["run"]
+        peaks = [x["peaks"]["process"] / 2**20 for x in (less, more)]
+        print(f"{bytes_in:.2f} x the bytes: {seconds:.2f} x the time of the run", end=", ")
+        print(f"peak {peaks[0]:.0f} and {peaks[1]:.0f} MiB")
+
+
+def arguments_of(line: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--gb", type=float, nargs="+", default=[1.0], help="sizes of sources [1]")
+    parser.add_argument("--scheme", default="nvfp4")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where to work [/tmp]")
+    parser.add_argument("--max-memory", type=int, default=memory.DEFAULT)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--cold", action="store_true", help="drop the source from the page cache")
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--peer", nargs=2, type=Path, metavar=("SRC", "DST"), help="be the peer")
+    return parser.parse_args(line)
+
+
+def main() -> None:
+    arguments = arguments_of(sys.argv[1:])
+    if arguments.peer:
+        as_peer(*arguments.peer, arguments)
+        return
+    root = arguments.folder / f"lowbit-bench-{os.getpid()}"
+    device = device_of(arguments.device)
+    about = {
         "cpus": len(os.sched_getaffinity(0)),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "scheme": arguments.scheme,
         "cold": arguments.cold,
-        **sizes,
-        "seconds": {name: statistics.median(times) for name, times in found.items()},
-        "all": found,
-        "stages": stages,
-        "peak_rss_of_the_process": max(peaks),
-        "peak_rss_of_this_one": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "max_memory": arguments.max_memory,
     }
-
-
-def show(found: dict) -> None:
-    base = found["seconds"]["floor"]
-    print(f"{found['bytes_in'] / 1e9:.2f} GB -> {found['bytes_out'] / 1e9:.2f} GB", end=", ")
-    print(f"{found['scheme']}, {found['device']}, {found['cpus']} CPUs, torch {found['torch']}")
-    for name, seconds in found["seconds"].items():
-        rate = found["bytes_in"] / seconds / 1e9
-        print(f"{name:13} {seconds:8.2f} s  {rate:7.3f} GB/s  {seconds / base:6.2f} x floor")
-    allowed = base + found["seconds"]["import torch"] + 1.5
-    print(f"process: {found['seconds']['process']:.2f} s of {allowed:.2f} s allowed", end=", ")
-    print(f"peak {found['peak_rss_of_the_process'] / 2**20:.0f} MiB")
-    print("stages:", {name: round(value, 2) for name, value in found["stages"].items()})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--gb", type=float, default=1.0, help="size of the source [1]")
-    parser.add_argument("--scheme", default="nvfp4")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where to work [/tmp]")
-    parser.add_argument("--max-memory", type=int, default=memory.DEFAULT)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cold", action="store_true", help="drop the source from the page cache")
-    parser.add_argument("--no-peer", action="store_true")
-    arguments = parser.parse_args()
-    root = arguments.folder / f"lowbit-bench-{os.getpid()}"
+    print(" ".join(f"{name}={value}" for name, value in about.items()), flush=True)
     try:
-        make(root / "source", arguments.gb * 1e9)
-        found = measure(arguments, root / "source", root / "output")
-        show(found)
-        print(json.dumps(found))
+        first = warm_up(arguments, root)
+        print(f"first: {first:.2f} s for a process that compiles its kernels, 0.1 GB")
+        found = []
+        for size in arguments.gb:
+            make(root / "source", size * 1e9)
+            found.append(measure(arguments, root / "source", root / "output"))
+            shutil.rmtree(root / "source")
+            show(found[-1])
+        show_line(found)
+        print(json.dumps({**about, "first": first, "sizes": found}))
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
