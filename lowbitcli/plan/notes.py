@@ -4,6 +4,7 @@ will mix dtypes."""
 from collections import Counter
 from functools import lru_cache
 
+from lowbitcli.containers import container
 from lowbitcli.errors import LowbitError
 from lowbitcli.plan.nouns import Plan, Weight
 from lowbitcli.recipe import Recipe
@@ -12,6 +13,7 @@ from lowbitcli.tensors import Shape, safe
 
 NAMED = 10  # matrices that are named, of those that a scheme refused
 REASONS = 3
+ALONE = 5  # weights without their fused partners that are named
 DECODED_TO_BF16 = ("mxfp8", "nvfp4")  # by transformers 5.24, whatever dtype the model has
 
 
@@ -19,7 +21,30 @@ def notes_on(plan: Plan, recipe: Recipe) -> tuple[str, ...]:
     """Return what should be told of a plan that was made with `recipe`."""
     schemes = tuple(dict.fromkeys(rule.scheme for rule in recipe.rules if rule.scheme))
     refused = [weight for weight in plan.weights if _is_refused(weight, schemes)]
-    return (*_nothing(plan), *_refused(refused), *_requantized(plan), *_mixed_dtypes(plan))
+    return (
+        *_nothing(plan),
+        *_refused(refused),
+        *_alone(plan, recipe),
+        *_requantized(plan),
+        *_mixed_dtypes(plan),
+    )
+
+
+def _alone(plan: Plan, recipe: Recipe) -> list[str]:
+    """Tell of weights whose fused partners are not there: it is legal, and rarely meant."""
+    if not container(plan.container).fuses:
+        return []
+    names = [w.name for w in plan.quantized if w.target is not None and w.target.shares]
+    found = recipe.missing(names) if names else {}
+    if not found:
+        return []
+    lines = [
+        f"{safe(name)}: {', '.join(safe(one) for one in lacking)} not quantized with it"
+        for name, lacking in list(found.items())[:ALONE]
+    ]
+    if len(found) > ALONE:
+        lines.append(f"and {len(found) - ALONE:,} more")
+    return ["\n".join(["these are served fused with others, and share a scale with none:", *lines])]
 
 
 def _nothing(plan: Plan) -> list[str]:
@@ -43,7 +68,9 @@ def _is_refused(weight: Weight, schemes: tuple[str, ...]) -> bool:
     """Did a rule take this weight and its scheme not? Its reason is then that of a scheme."""
     if weight.target is not None or len(weight.shape) < 2 or not weight.kept:
         return False
-    if weight.kept in ("stored [in, out]", f"{len(weight.shape)}-dimensional"):
+    if weight.kept.startswith(("stored [in, out]", "a stack of ")):
+        return True
+    if weight.kept == f"{len(weight.shape)}-dimensional":
         return True
     return len(weight.shape) == 2 and weight.kept in _misfits(schemes, weight.shape)
 

@@ -34,6 +34,36 @@ def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
     return {name: _root(joined, key) for name, key in first.items()}
 
 
+def missing(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, tuple[str, ...]]:
+    """Return the names that fused partners are missing for, each with those partners: of the
+    template that lacks fewest, where none that takes the name is complete."""
+    names = list(names)
+    present = {name.removesuffix(".weight") for name in names}
+    places: dict[str, list[tuple[str, FuseGroup]]] = {}
+    for one in fused:
+        for member in one.members:
+            head, _, tail = member.partition(SLOT)
+            places.setdefault(tail, []).append((head, one))
+    depths = sorted({tail.count(".") for tail in places})
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        module = name.removesuffix(".weight")
+        lacks = [
+            _lacking(one, module[len(head) : len(module) - len(tail)], present)
+            for tail in _tails(module, depths)
+            for head, one in places.get(tail, ())
+            if module.startswith(head) and len(module) > len(head) + len(tail)
+        ]
+        if lacks and all(lacks):
+            found[name] = min(lacks, key=len)
+    return found
+
+
+def _lacking(one: FuseGroup, common: str, present: set[str]) -> tuple[str, ...]:
+    members = (member.replace(SLOT, common) for member in one.members)
+    return tuple(member for member in members if member not in present)
+
+
 def _tails(module: str, depths: list[int]) -> list[str]:
     out = []
     for depth in depths:

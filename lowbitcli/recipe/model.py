@@ -17,7 +17,7 @@ from lowbitcli.containers.stacks import WORDS
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind, load_defaults
 from lowbitcli.recipe.document import Mapping, did_you_mean, place, place_of
-from lowbitcli.recipe.fuse import group
+from lowbitcli.recipe.fuse import group, missing
 from lowbitcli.recipe.layout import Layouts, Lie, lies
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.schemes import BY_NAME, SCHEMES
@@ -158,6 +158,10 @@ class Recipe(BaseModel):
     def groups(self, names: Any) -> dict[str, str]:
         """Return the key of its group for each of the names that is a member of a fused matrix."""
         return group(names, (*load_defaults().fuse, *self.fuse))
+
+    def missing(self, names: Any) -> dict[str, tuple[str, ...]]:
+        """Return the names that fused partners are missing for, each with those partners."""
+        return missing(names, (*load_defaults().fuse, *self.fuse))
 
     def over(self, base: "Recipe") -> "Recipe":
         """Return this recipe as an extension of `base`: own rules come first."""
