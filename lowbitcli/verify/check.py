@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,13 +15,12 @@ from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.plan.components import examine
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
-from lowbitcli.recipe import Matcher, Recipe
 from lowbitcli.verify import compare, scales, structure
 from lowbitcli.verify.align import layouts_of
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
+from lowbitcli.verify.kept import kept
 from lowbitcli.verify.nouns import (
     Check,
-    Kept,
     Problem,
     Step,
     Summary,
@@ -108,6 +106,7 @@ class _Run:
     done: int = 0
     total: int = 0
     manifest: Manifest | None = None
+    restored: frozenset[str] = frozenset()
     steps: list[Step] = field(default_factory=list)
     rows: dict[str, WeightRow] = field(default_factory=dict)
     untouched: int = 0
@@ -115,6 +114,7 @@ class _Run:
 
     def verify(self, fail_under_db: float | None) -> Verification:
         self.manifest, broken = structure.manifest_of(self.target)
+        self.restored = structure.restored(self.manifest, self.ours, self.theirs)
         self.total = self._bytes_to_read()
         files = Step("files can be read, and their headers hold", len(self.target.files), broken)
         self.steps += [
@@ -123,7 +123,7 @@ class _Run:
             structure.any_quantized(self.ours),
             structure.index(self.target),
             structure.manifest(self.target, self.manifest),
-            structure.coverage(self.ours, self.theirs),
+            structure.coverage(self.ours, self.theirs, self.restored),
         ]
         self.steps += [
             scales.shared(self.target, self.ours),
@@ -168,7 +168,7 @@ class _Run:
             self._tell(weight.name, weight.nbytes)
             if weight.scheme is not None:
                 what = numbers
-            elif other.scheme is None and not self._is_fake(weight):
+            elif other.scheme is None and not self._was_rounded(weight):
                 what = equal
             else:
                 what = values
@@ -187,6 +187,7 @@ class _Run:
                 counts[values],
                 tuple(problems[values]),
                 skipped="" if counts[values] else "there are none",
+                note=structure.told_of(self.restored),
             ),
         ]
 
@@ -201,14 +202,15 @@ class _Run:
             if other is None or other.shape != weight.shape:
                 continue
             alone = weight.scheme is None and other.scheme is None
-            if alone and weight.dtype != other.dtype:
+            if alone and weight.dtype != other.dtype and name not in self.restored:
                 continue
             pairs.append((weight, other))
         return pairs
 
-    def _is_fake(self, weight: SourceWeight) -> bool:
-        """Was this weight quantized, and then stored as numbers?"""
-        return weight.scheme is None and weight.name in self.made.rounded
+    def _was_rounded(self, weight: SourceWeight) -> bool:
+        """Does this weight hold numbers that stood in codes, which the source does not have?"""
+        told = weight.name in self.made.rounded or weight.name in self.restored
+        return weight.scheme is None and told
 
     def _compare(
         self, weight: SourceWeight, other: SourceWeight, source: Checkpoint
@@ -221,7 +223,8 @@ class _Run:
                 self.widenings[widening] += 1
                 row, problems = compare.quantized(ours, theirs, widening)
             else:
-                row, problems = compare.unquantized(ours, theirs, fake=self._is_fake(weight))
+                fake, rounded = weight.name in self.made.rounded, self._was_rounded(weight)
+                row, problems = compare.unquantized(ours, theirs, fake=fake, rounded=rounded)
         except UnreadableError as error:
             return [Problem("unreadable", weight.name, str(error), weight.file)]
         self.rows[weight.name] = row
@@ -291,7 +294,7 @@ class _Run:
             problems=tuple(problem for step in self.steps for problem in step.problems),
             checks=tuple(step.check for step in self.steps),
             weights=tuple(self.rows[name] for name in sorted(self.rows)),
-            kept=_kept(self.ours, self.made),
+            kept=kept(self.ours, self.made),
             untouched=self.untouched,
             summary=summary,
             manifest=said,
@@ -309,34 +312,6 @@ def _bits(ours: Source) -> float | None:
     weights = [weight for weight in ours.weights.values() if weight.scheme is not None]
     elements = sum(weight.numel for weight in weights)
     return 8 * sum(weight.nbytes for weight in weights) / elements if elements else None
-
-
-def _kept(ours: Source, made: Made) -> tuple[Kept, ...]:
-    """Return what is not quantized, and why: as the manifest has it, else as by default."""
-    told = made.kept or made.rounded
-    return tuple(
-        Kept(
-            weight.name,
-            weight.dtype,
-            weight.shape,
-            made.kept.get(weight.name, "") if told else _reason(weight),
-        )
-        for weight in ours.weights.values()
-        if weight.scheme is None
-    )
-
-
-@cache
-def _kinds() -> Matcher:
-    return Matcher(Recipe())
-
-
-def _reason(weight: SourceWeight) -> str:
-    """Return why a tensor of this name and shape is kept by default, "" where it is not."""
-    decision = _kinds().decide(weight.name)
-    if decision.kind:
-        return decision.reason
-    return f"{len(weight.shape)}-dimensional" if len(weight.shape) != 2 else ""
 
 
 def _environment(device: torch.device | None) -> dict[str, str]:

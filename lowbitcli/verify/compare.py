@@ -80,11 +80,14 @@ def quantized(ours: Rows, theirs: Rows, widening: float | None) -> tuple[WeightR
     return row, problems
 
 
-def unquantized(ours: Rows, theirs: Rows, *, fake: bool) -> tuple[WeightRow, list[Problem]]:
+def unquantized(
+    ours: Rows, theirs: Rows, *, fake: bool, rounded: bool
+) -> tuple[WeightRow, list[Problem]]:
     """Compare a weight that holds dequantized numbers with the source's.
 
-    Where the source is quantized, every element must be its value rounded to the output's dtype;
-    with `fake` there is no telling which code stands behind a value, and only errors are summed.
+    Where the source is quantized, every element must be its value rounded to the output's dtype.
+    Where numbers were `rounded` to codes that the source does not have, by this run (`fake`) or
+    before it, there is no telling which code stands behind a value, and only errors are summed.
 
     Raises:
         UnreadableError, CheckpointError: see `quantized`.
@@ -97,7 +100,7 @@ def unquantized(ours: Rows, theirs: Rows, *, fake: bool) -> tuple[WeightRow, lis
         w = theirs.values(theirs.parts(matrix, start, stop))
         v = ours.values(ours.parts(matrix, start, stop))
         total = _add(total, w, v)
-        if fake:
+        if rounded:
             continue
         differ = _bits(v) != _bits(w.to(dtype))
         found = int(differ.sum())
@@ -107,7 +110,7 @@ def unquantized(ours: Rows, theirs: Rows, *, fake: bool) -> tuple[WeightRow, lis
         wrong += found
     how = "fake" if fake else "dequantized"
     scheme = theirs.weight.scheme.name if theirs.weight.scheme is not None else ""
-    figures = _figures(total, None if fake else wrong, first, 0, 0)
+    figures = _figures(total, None if rounded else wrong, first, 0, 0)
     problems = _non_finite(weight, total)
     if wrong and first is not None:
         message = f"{wrong} of {total.count} elements are not the source's value in {weight.dtype}"

@@ -150,8 +150,35 @@ def _hashed(checkpoint: Checkpoint, said: Manifest) -> Iterator[str]:
             yield name
 
 
-def coverage(target: Source, source: Source | None) -> Step:
-    """Is every tensor of the source in the output, with its shape and dtype, and nothing else?"""
+def restored(said: Manifest | None, target: Source, source: Source | None) -> frozenset[str]:
+    """Return the weights that were dequantized, where the source that is named does not hold the
+    codes: it is the original, and they differ from it by what was rounded before."""
+    if said is None or said.made is None or source is None or "dequantize" not in said.recipe:
+        return frozenset()
+    return frozenset(
+        name
+        for name, weight in target.weights.items()
+        if weight.scheme is None
+        and name not in said.made.kept
+        and (other := source.weights.get(name)) is not None
+        and other.scheme is None
+        and other.dtype in FLOATING
+    )
+
+
+def told_of(names: frozenset[str]) -> str:
+    """Return the note on weights that were dequantized from codes that the source does not hold."""
+    if not names:
+        return ""
+    return (
+        f"{len(names):,} were dequantized from a quantized checkpoint, and this is not that: "
+        "their errors are measured, and nothing says how large they may be"
+    )
+
+
+def coverage(target: Source, source: Source | None, restored: frozenset[str] = frozenset()) -> Step:
+    """Is every tensor of the source in the output, with its shape and dtype, and nothing else? A
+    weight that was `restored` from codes has the dtype that was asked for."""
     what = "every tensor of the source is in the output, and nothing else"
     if source is None:
         return Step(what, skipped="no source was named")
@@ -166,7 +193,7 @@ def coverage(target: Source, source: Source | None) -> Step:
         elif other.shape != weight.shape:
             message = f"{list(weight.shape)} in the source, {list(other.shape)} in the output"
             problems.append(Problem("shape", name, message, other.file))
-        elif _dtype_differs(weight, other):
+        elif _dtype_differs(weight, other) and name not in restored:
             message = f"{weight.dtype} in the source, {other.dtype} in the output"
             problems.append(Problem("dtype", name, message, other.file))
     problems += [

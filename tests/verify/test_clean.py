@@ -109,6 +109,34 @@ def test_dequantized_output_is_the_source_s_values(planted, tmp_path, scheme, dt
     assert [row.how for row in found.weights] == ["dequantized"] * 7
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_dequantized_output_against_the_original_says_what_was_rounded_before(
+    planted, tmp_path, dtype
+):
+    made = planted.made("nvfp4", "lowbit")
+    api.dequantize(made, tmp_path / "out", dtype=dtype, device="cpu")
+    found = api.verify(tmp_path / "out", against=planted.source, device="cpu")
+    assert found.failures == ()
+    assert check(found, "tensors left as they were").count == 2
+    values = check(found, "dequantized weights against the source")
+    assert values.count == 7 and "7 were dequantized from a quantized checkpoint" in values.note
+    assert all(row.how == "dequantized" for row in found.weights)
+    assert all(0.05 < row.figures.relative < 0.2 for row in found.weights)
+    assert api.verify(
+        tmp_path / "out", against=planted.source, device="cpu", fail_under_db=40
+    ).failures
+
+
+def test_a_tensor_that_was_left_alone_is_still_held_to_the_original(planted, tmp_path):
+    api.dequantize(planted.made("nvfp4", "lowbit"), tmp_path / "out", device="cpu")
+    other = tmp_path / "other"
+    tensors = checkpoints.read(planted.source)
+    tensors[NORM] = tensors[NORM] + 1
+    single(other, tensors)
+    found = api.verify(tmp_path / "out", against=other, device="cpu")
+    assert [one.tensor for one in found.failures] == [NORM]
+
+
 def test_a_dequantized_element_that_was_changed_is_found(planted, tmp_path):
     made = planted.made("mxfp8", "lowbit")
     api.dequantize(made, tmp_path / "out", device="cpu")
