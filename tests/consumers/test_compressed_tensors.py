@@ -43,17 +43,22 @@ def source(tmp_path_factory) -> Path:
     return folder
 
 
-def scheme_of(folder: Path) -> QuantizationScheme:
-    """Return the one group of a checkpoint's config, as that package understands it."""
+def config_of(folder: Path) -> QuantizationConfig:
+    """Return a checkpoint's config as that package understands it."""
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
     said.pop("quant_method")
-    config = QuantizationConfig.model_validate(said)
+    return QuantizationConfig.model_validate(said)
+
+
+def scheme_of(folder: Path) -> QuantizationScheme:
+    """Return the one group of a checkpoint's config."""
+    config = config_of(folder)
     (group,) = config.config_groups.values()
     assert group.format == infer_module_format(torch.nn.Linear, group).value == config.format
     return group
 
 
-def decompressed(folder: Path, name: str) -> torch.Tensor:
+def decompressed(folder: Path, name: str, scheme: QuantizationScheme | None = None) -> torch.Tensor:
     """Return one weight as that package decompresses the module on its own."""
     stem = name.removesuffix("weight")
     parts = {
@@ -61,7 +66,7 @@ def decompressed(folder: Path, name: str) -> torch.Tensor:
         for key, tensor in stored(folder).items()
         if key.startswith(stem)
     }
-    scheme = scheme_of(folder)
+    scheme = scheme or scheme_of(folder)
     compressor = BaseCompressor.get_value_from_registry(scheme.format)
     return compressor.decompress(parts, scheme)["weight"]
 
@@ -82,6 +87,26 @@ def test_its_numbers_are_ours(source, tmp_path, scheme):
     for name in names:
         # an E4M3 or E2M1 element times a power of two is exact in the bf16 that it computes in
         assert same_bits(decompressed(tmp_path / "q", name).float(), ours[name]), name
+
+
+def test_each_group_of_a_mixed_checkpoint_is_ours(source, tmp_path):
+    rules = {"*self_attn.o*": "mxfp8", "*self_attn*": "fp8_channel", "*mlp.down*": "mxfp4"}
+    rules["*"] = "fp8_block128"
+    listed = ", ".join(f'{{match: "{x}", scheme: {y}}}' for x, y in rules.items())
+    (tmp_path / "r.yaml").write_text(f"rules: [{listed}]\n")
+    made = api.quantize(source, tmp_path / "q", api.Request(recipe=tmp_path / "r.yaml"))
+    api.dequantize(tmp_path / "q", tmp_path / "d", dtype="fp32")
+    ours, config = stored(tmp_path / "d"), config_of(tmp_path / "q")
+    assert config.format == "mixed-precision" and len(config.config_groups) == len(rules)
+    modules = {x.removesuffix(".weight") for x in quantized_names(made.plan)}
+    found: dict[str, torch.Tensor] = {}
+    for group in config.config_groups.values():
+        assert group.format == infer_module_format(torch.nn.Linear, group).value
+        for target in group.targets:  # of several groups, by name
+            found[target] = decompressed(tmp_path / "q", f"{target}.weight", group)
+    assert found.keys() == modules and len(modules) == 21
+    for module, value in found.items():
+        assert same_bits(value.float(), ours[f"{module}.weight"]), module
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

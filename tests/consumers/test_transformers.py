@@ -107,3 +107,14 @@ def test_activations_quantized_as_declared_cost_a_known_error(quantized):
         assert error == 0  # weight-only: nothing is declared
     else:
         assert 0 < error < 0.2  # E4M3 in random layers; it also shows that the declaration is read
+
+
+def test_mixed_schemes_loaded_as_they_are_give_our_dequantized_model(source, tmp_path):
+    """With `dequantize=True` transformers 5.24 cannot load several formats."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text('rules: [{match: "*att*", scheme: mxfp8}, {match: "*", scheme: nvfp4}]\n')
+    made = api.quantize(source, tmp_path / "quantized", api.Request(recipe=recipe))
+    assert len({weight.target.name for weight in made.plan.quantized if weight.target}) == 2
+    model = loaded(tmp_path / "quantized", torch.bfloat16)
+    model.apply(disable_quantization)
+    assert torch.equal(output(model), dequantized(tmp_path / "quantized", torch.bfloat16, "bf16"))
