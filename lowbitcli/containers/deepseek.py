@@ -31,6 +31,7 @@ from lowbitcli.containers.container import (
 from lowbitcli.containers.grouping import orphans, weight_from
 from lowbitcli.containers.layouts import IDENTITY, VECTOR1
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
+from lowbitcli.containers.stacks import modules_kept
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import DATA, SCALE, safe
@@ -138,6 +139,8 @@ def unquantized(declarations: Sequence[Declaration], config: Mapping[str, Any]) 
         if item.scheme is None and len(item.shape) >= 2 and item.name.endswith(".weight")
     }
     quantized = {item.name for item in declarations if item.scheme is not None}
+    stacks = ((item.name, item.shape) for item in declarations if item.scheme is None)
+    kept |= modules_kept(stacks, quantized)
     if ct_config.has_untold_head(config) and "lm_head.weight" not in quantized:
         kept.add("lm_head")
     return sorted(kept)

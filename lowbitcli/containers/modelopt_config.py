@@ -14,6 +14,7 @@ from typing import Any
 from lowbitcli.containers.container import Declaration, Listing
 from lowbitcli.containers.ct_config import has_untold_head, of
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
+from lowbitcli.containers.stacks import modules_kept
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import safe
@@ -202,6 +203,8 @@ def _excluded(
         for item in declarations
         if item.scheme is None and len(item.shape) >= 2 and item.name.endswith(".weight")
     }
+    stacks = ((item.name, item.shape) for item in declarations if item.scheme is None)
+    kept |= modules_kept(stacks, layers)
     if has_untold_head(config):
         kept.add("lm_head")
     return sorted(kept - layers.keys())

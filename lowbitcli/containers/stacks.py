@@ -16,7 +16,7 @@ transpositions in `conversion_mapping.py`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,6 +147,29 @@ def experts_of(name: str, shape: Shape, rows: str) -> tuple[Expert, ...]:
         for expert in range(shape[0])
         for place, member in enumerate(members)
     )
+
+
+def modules_kept(
+    kept: Iterable[tuple[str, Shape]], quantized: Iterable[str], *, singly: bool = False
+) -> set[str]:
+    """Return what readers call the experts of kept stacks: the module that has them, where none of
+    it is quantized, and with `singly` the modules of the first expert, by which vLLM's
+    compressed-tensors decides for all."""
+    found: set[str] = set()
+    busy: set[str] | None = None
+    for name, shape in kept:
+        if not is_stack(name, len(shape)):
+            continue
+        if busy is None:
+            busy = {module.rpartition(".experts.")[0] for module in quantized}
+        stem = name.removesuffix(".weight")
+        before = stem.rpartition(".experts.")[0]
+        if before and before not in busy:
+            found.add(f"{before}.experts")
+        if singly:
+            members = FUSED.get(stem.rpartition(".")[2], (stem.rpartition(".")[2],))
+            found.update(f"{before}.experts.0.{member}" for member in members if before)
+    return found
 
 
 def _view(expert: int, place: int, count: int, rows: str) -> View:
