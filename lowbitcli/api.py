@@ -5,18 +5,26 @@ Everything here takes paths and returns values; nothing prints.
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lowbit_kernels.error import Sums
 from lowbitcli import report as reports
+from lowbitcli.checkpoint import shares
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.pipeline.arithmetic import device_of
+from lowbitcli.pipeline.ledger import Progress, Result
 from lowbitcli.pipeline.memory import DEFAULT
-from lowbitcli.pipeline.run import Options, Progress, Result, find_non_finite, run
+from lowbitcli.pipeline.run import Options, find_non_finite, run
+from lowbitcli.pipeline.run import finish as finish_shares
+from lowbitcli.pipeline.shares import Share
+from lowbitcli.pipeline.spread import Spread
+from lowbitcli.plan.asked import Asked
 from lowbitcli.plan.inspection import Inspection, inspect
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.plan.prepare import (
@@ -41,6 +49,9 @@ class Outcome:
     `complete` is whether the output was there already and whole, `resumed` how many jobs an
     earlier run had done; `stages` has the seconds of each stage, those of threads added up. Of
     `blocks` that a requantization could leave what they are, `equal` stand for the same numbers.
+    `share` is the part of the jobs that this run did, None where it was to do all; `missing` are
+    the shares that are not done, with how many jobs each still has (0: it is being written), and
+    the output is there when there are none.
     """
 
     plan: Plan
@@ -56,6 +67,8 @@ class Outcome:
     stages: dict[str, float] = field(default_factory=dict)
     equal: int = 0
     blocks: int = 0
+    share: Share | None = None
+    missing: dict[int, int] = field(default_factory=dict)
 
     @property
     def bytes_in(self) -> int:
@@ -81,6 +94,7 @@ def quantize(
     max_memory: int | None = None,
     resume: bool = True,
     readback: bool = True,
+    spread: Spread | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Quantize a checkpoint; the output appears whole or not at all.
@@ -88,25 +102,27 @@ def quantize(
     `request` says how (default: NVFP4); without `output` it goes beside the source. `max_memory`
     is what the whole process may take, in bytes (default: 2 GiB). With `resume` a run goes on
     with what an interrupted run of the same plan left; with `readback` everything is read and
-    hashed again before the output gets its name.
+    hashed again before the output gets its name. `spread` is over what the work is spread, in the
+    place of one `device`.
 
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
     request = request or Request()
-    where = device_of(device)
     options = Options(force, max_memory or DEFAULT, resume, readback)
-    with quantization(source, output, request) as (plan, checkpoint, recipe):
-        policy = request.nonfinite or recipe.nonfinite
-        if policy not in NON_FINITE:
-            raise UsageError(f"no policy {policy!r} for NaN and Inf", hint="error or keep")
-        found = find_non_finite(plan, checkpoint, progress) if policy == "keep" else {}
-        if not found:
+    with _spread(spread, device, options) as (where, options):
+        with quantization(source, output, request) as (plan, checkpoint, recipe):
+            policy = request.nonfinite or recipe.nonfinite
+            if policy not in NON_FINITE:
+                raise UsageError(f"no policy {policy!r} for NaN and Inf", hint="error or keep")
+            found = find_non_finite(plan, checkpoint, progress) if policy == "keep" else {}
+            options = replace(options, asked=Asked.to_quantize(source, request, found))
+            if not found:
+                result = run(plan, checkpoint, _due(plan), where, options, progress)
+                return _outcome(plan, result, {}, options.share)
+        with quantization(source, output, request, frozenset(found)) as (plan, checkpoint, _):
             result = run(plan, checkpoint, _due(plan), where, options, progress)
-            return _outcome(plan, result, {})
-    with quantization(source, output, request, frozenset(found)) as (plan, checkpoint, _):
-        result = run(plan, checkpoint, _due(plan), where, options, progress)
-        return _outcome(plan, result, found)
+            return _outcome(plan, result, found, options.share)
 
 
 def dequantize(
@@ -122,6 +138,7 @@ def dequantize(
     max_memory: int | None = None,
     resume: bool = True,
     readback: bool = True,
+    spread: Spread | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Turn every quantized weight of a checkpoint into `dtype`: bf16, fp16 or fp32; with `raw_fp8`
@@ -130,14 +147,35 @@ def dequantize(
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
-    where = device_of(device)
     options = Options(force, max_memory or DEFAULT, resume, readback)
-    planned = dequantization(
-        source, output, dtype, strict=strict, raw_fp8=raw_fp8, max_shard_size=max_shard_size
-    )
-    with planned as (plan, checkpoint):
-        result = run(plan, checkpoint, _due(plan), where, options, progress)
-        return _outcome(plan, result, {})
+    how: dict[str, Any] = {"dtype": dtype, "strict": strict, "raw_fp8": raw_fp8}
+    how["max_shard_size"] = max_shard_size
+    with _spread(spread, device, options) as (where, options):
+        options = replace(options, asked=Asked.to_dequantize(source, how))
+        with dequantization(source, output, **how) as (plan, checkpoint):
+            result = run(plan, checkpoint, _due(plan), where, options, progress)
+            return _outcome(plan, result, {}, options.share)
+
+
+def finish(
+    output: PathLike,
+    *,
+    force: bool = False,
+    max_memory: int | None = None,
+    readback: bool = True,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Check, read back and publish an output whose shares were written by runs of their own.
+
+    Raises:
+        OutputError: shares are missing, or none is there.
+        LowbitError: see lowbitcli.errors for what can go wrong, by kind.
+    """
+    options = Options(force, max_memory or DEFAULT, True, readback)
+    asked = Asked.of(shares.asked(Path(output)))
+    with asked.planned(output) as (plan, checkpoint):
+        result = finish_shares(plan, checkpoint, _due(plan), options, progress)
+        return _outcome(plan, result, dict(asked.non_finite))
 
 
 def verify(
@@ -191,13 +229,26 @@ def _verified(
         )
 
 
+@contextlib.contextmanager
+def _spread(
+    spread: Spread | None, device: str, options: Options
+) -> Iterator[tuple[torch.device, Options]]:
+    """Open what does the jobs; return the device of this process, and options that say the rest."""
+    spread = spread or Spread()
+    share = spread.share()
+    with spread.opened(device) as (where, engine):
+        yield where, replace(options, engine=engine, share=share)
+
+
 def _due(plan: Plan) -> Path:
     if plan.output is None:
         raise UsageError("the plan has no output")
     return plan.output
 
 
-def _outcome(plan: Plan, result: Result, non_finite: dict[str, str]) -> Outcome:
+def _outcome(
+    plan: Plan, result: Result, non_finite: dict[str, str], share: Share | None = None
+) -> Outcome:
     return Outcome(
         plan,
         _due(plan),
@@ -212,6 +263,8 @@ def _outcome(plan: Plan, result: Result, non_finite: dict[str, str]) -> Outcome:
         result.stages,
         result.equal,
         result.blocks,
+        share,
+        result.missing,
     )
 
 
@@ -220,8 +273,10 @@ __all__ = [
     "Outcome",
     "Plan",
     "Request",
+    "Spread",
     "Verification",
     "dequantize",
+    "finish",
     "inspect",
     "plan_quantize",
     "quantize",

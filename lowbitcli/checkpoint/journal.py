@@ -1,7 +1,7 @@
 """`Journal`: proofs of what is finished, kept beside an output that is being written.
 
     line     16 digits of xxh3 over the rest, a space, JSON, a newline
-    first    {"format": 1, "plan": digest}: whose proofs these are
+    first    {"format": 1, "plan": digest}: whose proofs these are; of a share also what was asked
     further  one for each finished job: checksums of what was read and of what was written
 
 A line is appended when the data that it speaks of is durable, so it is true whenever the machine
@@ -12,7 +12,7 @@ writing goes on there. Nobody is believed: a run that goes on hashes everything 
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ class Journal:
         self._end = os.lseek(fd, 0, os.SEEK_END)
 
     @classmethod
-    def begin(cls, path: Path, plan_digest: str) -> "Journal":
-        """Make a new journal for a plan.
+    def begin(
+        cls, path: Path, plan_digest: str, asked: Mapping[str, Any] | None = None
+    ) -> "Journal":
+        """Make a new journal for a plan; `asked` is from what it can be planned again.
 
         Raises:
             OutputError: it cannot be written.
@@ -43,7 +45,8 @@ class Journal:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os_errors(path):
             journal = cls(path, os.open(path, flags, 0o600))
-        journal.append([{"format": FORMAT, "plan": plan_digest}])
+        said = {} if asked is None else {"asked": dict(asked)}
+        journal.append([{"format": FORMAT, "plan": plan_digest, **said}])
         return journal
 
     @classmethod
@@ -58,7 +61,7 @@ class Journal:
             found = os.fstat(fd)
             ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
             lines, end = _read(fd) if ours and found.st_size <= _MOST else ([], 0)
-            if lines[:1] != [{"format": FORMAT, "plan": plan_digest}]:
+            if not lines or _plan_in(lines[0]) != plan_digest:
                 os.close(fd)
                 return None
             os.ftruncate(fd, end)
@@ -86,6 +89,33 @@ class Journal:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def read(path: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]]] | None:
+    """Return the plan, what was asked, and the proofs of a journal that is there, whoever writes
+    it; None where it is none or another user's."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        lines = _read(fd)[0] if ours and found.st_size <= _MOST else []
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    plan = _plan_in(lines[0]) if lines else None
+    if plan is None:
+        return None
+    asked = lines[0].get("asked")
+    return plan, asked if isinstance(asked, dict) else {}, lines[1:]
+
+
+def _plan_in(line: dict[str, Any]) -> str | None:
+    plan = line.get("plan")
+    return plan if line.get("format") == FORMAT and isinstance(plan, str) else None
 
 
 def _line(proof: dict[str, Any]) -> bytes:

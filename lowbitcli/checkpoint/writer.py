@@ -23,7 +23,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from lowbitcli.checkpoint import atomic
 from lowbitcli.checkpoint.atomic import beside, os_errors
@@ -31,6 +31,8 @@ from lowbitcli.checkpoint.files import StagedFiles
 from lowbitcli.checkpoint.journal import Journal
 from lowbitcli.errors import OutputError, StoppedError, UsageError, WorkerLostError
 from lowbitcli.tensors import safe
+
+Own = TypeVar("Own", bound="StagedOutput")
 
 # After these what is proved stays for the next run: the output was not at fault.
 _LEAVES = (KeyboardInterrupt, StoppedError, WorkerLostError)
@@ -171,7 +173,7 @@ class StagedOutput(StagedFiles):
             finally:
                 self._release()
 
-    def __enter__(self) -> "StagedOutput":
+    def __enter__(self: Own) -> Own:
         return self
 
     def __exit__(

@@ -6,9 +6,8 @@ a run goes on      each journalled job's source and output are read and hashed a
 all is written     every tensor is read back and hashed, before the output gets its name
 """
 
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,7 +22,7 @@ from lowbitcli.pipeline.write import Writer
 from lowbitcli.plan.nouns import Job, Part
 from lowbitcli.tensors import safe
 
-SYNC_BYTES, SYNC_SECONDS = 1 << 30, 10.0
+SYNC_BYTES, SYNC_SECONDS = 64 << 20, 1.0
 _SLICE = 8 << 20
 
 
@@ -66,58 +65,81 @@ class Done:
 class Scribe:
     """Syncs what is written and journals it, now and then, in a thread of its own."""
 
-    def __init__(self, staged: StagedOutput, files: Iterable[str], clock: Clock) -> None:
+    def __init__(self, staged: StagedOutput, clock: Clock) -> None:
         self._staged, self._clock = staged, clock
-        self._files = tuple(files)
-        self._pool = ThreadPoolExecutor(1, "lowbit-journal")
-        self._under_way: Future[None] | None = None
         self._pending: list[Done] = []
+        self._files: set[str] = set()
         self._bytes = 0
-        self._since = time.monotonic()
+        self._is_open = True
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._keep_up, name="lowbit-journal", daemon=True)
+        self._thread.start()
 
-    def add(self, done: Done, size: int) -> None:
-        """Keep a finished job, whose `size` bytes are written.
+    def add(self, done: Done, size: int, files: Iterable[str]) -> None:
+        """Keep a finished job, whose `size` bytes are written to `files`.
 
         Raises:
             OutputError: what was written before cannot be made durable.
         """
-        self._pending.append(done)
-        self._bytes += size
-        if self._under_way is not None and self._under_way.done():
-            self._wait()
-        due = self._bytes >= SYNC_BYTES or time.monotonic() - self._since >= SYNC_SECONDS
-        if due and self._under_way is None:
-            self._under_way = self._pool.submit(self._write, self._taken())
+        with self._changed:
+            self._fail()
+            self._pending.append(done)
+            self._files.update(files)
+            self._bytes += size
+            if self._bytes >= SYNC_BYTES:
+                self._changed.notify_all()
 
     def flush(self) -> None:
-        """Make everything durable that was added, and journal it.
+        """Make everything durable that was added, journal it, and let go of the thread.
 
         Raises:
             OutputError: it cannot be.
         """
-        self._wait()
-        self._write(self._taken())
+        self.close()
+        self._fail()
+        self._write(*self._taken())
 
     def close(self) -> None:
         """Let go of the thread."""
-        self._pool.shutdown()
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        self._thread.join()
 
-    def _taken(self) -> list[Done]:
-        taken, self._pending = self._pending, []
-        self._bytes, self._since = 0, time.monotonic()
+    def _keep_up(self) -> None:
+        """Write what is pending when it is much, or has waited long enough."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._is_due, SYNC_SECONDS)
+                    if not self._is_open:
+                        return
+                    taken = self._taken()
+                self._write(*taken)
+        except BaseException as error:
+            self._error = error  # raised where it is next asked for
+
+    def _is_due(self) -> bool:
+        return not self._is_open or self._bytes >= SYNC_BYTES
+
+    def _fail(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _taken(self) -> tuple[list[Done], set[str]]:
+        taken = self._pending, self._files
+        self._pending, self._files, self._bytes = [], set(), 0
         return taken
 
-    def _wait(self) -> None:
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            under_way.result()
-
-    def _write(self, taken: list[Done]) -> None:
+    def _write(self, jobs: list[Done], files: set[str]) -> None:
+        if not jobs:
+            return
         with self._clock.stage("sync"):
-            for name in self._files:
+            for name in sorted(files):
                 self._staged.sync(name)
-        if self._staged.journal is not None and taken:
-            self._staged.journal.append(done.line() for done in taken)
+        if self._staged.journal is not None:
+            self._staged.journal.append(done.line() for done in jobs)
 
 
 class Trial:

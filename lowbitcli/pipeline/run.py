@@ -3,63 +3,67 @@ all."""
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from lowbit_kernels.error import Sums
 from lowbitcli.checkpoint import atomic, manifest
 from lowbitcli.checkpoint.manifest import digest_of
 from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.checkpoint.shares import GatheredOutput, SharedOutput
 from lowbitcli.checkpoint.writer import StagedOutput
-from lowbitcli.errors import CheckpointError, DeviceError, StoppedError, UsageError
+from lowbitcli.errors import (
+    BusyError,
+    CheckpointError,
+    OutputError,
+    UsageError,
+    WorkerLostError,
+)
 from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.clock import since_start
 from lowbitcli.pipeline.crew import Crew, Step
-from lowbitcli.pipeline.pick import Picking
-from lowbitcli.pipeline.proof import Done, Scribe, Trial, read_back, source_hash
+from lowbitcli.pipeline.ledger import Ledger, Progress, Result, proved
+from lowbitcli.pipeline.proof import Scribe, source_hash
+from lowbitcli.pipeline.shares import Share, shares
 from lowbitcli.pipeline.stop import Stop
-from lowbitcli.pipeline.warm import Warm
-from lowbitcli.pipeline.work import Computing, Copying, Piece, Room, look
+from lowbitcli.pipeline.work import look
+from lowbitcli.pipeline.worker import Brief, Told, Usage, Worker
 from lowbitcli.pipeline.write import Writer
-from lowbitcli.plan.nouns import Job, Part, Plan
+from lowbitcli.plan.asked import Asked
+from lowbitcli.plan.nouns import Plan
 from lowbitcli.tensors import safe
 
-# Called with bytes done, bytes in all, and the name of what is being worked on.
-Progress = Callable[[int, int, str], None]
+
+class Engine(Protocol):
+    """Does jobs of a plan, by their places in it, somewhere else than in the run's own threads."""
+
+    def do(
+        self,
+        plan: Plan,
+        brief: Brief,
+        jobs: Sequence[int],
+        told: Told,
+        is_stopped: Callable[[], bool],
+    ) -> tuple[bool, list[Usage]]:
+        """Return whether all are done, or it was stopped before, and what workers took."""
+        ...
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a run goes about it; none of this changes a byte of the output. Memory in bytes."""
+    """How a run goes about it; none of this changes a byte of the output. Memory in bytes, for each
+    process. `asked` is from what the plan can be made again, where others are to do so."""
 
     force: bool = False
     max_memory: int = memory.DEFAULT
     resume: bool = True
     readback: bool = True
-
-
-@dataclass
-class Result:
-    """What a run did: errors by weight, scales that moved by an ulp, blocks that were requantized
-    without loss and of how many, seconds, memory in bytes.
-
-    `complete` is whether there was nothing to do; `resumed` counts jobs that were done before;
-    `stages` has the seconds of each stage, those of threads added up.
-    """
-
-    errors: dict[str, Sums] = field(default_factory=dict)
-    moved: int = 0
-    equal: int = 0
-    blocks: int = 0
-    seconds: float = 0.0
-    peak_rss: int = 0
-    peak_gpu: int = 0
-    resumed: int = 0
-    complete: bool = False
-    stages: dict[str, float] = field(default_factory=dict)
+    engine: Engine | None = None
+    share: Share | None = None
+    asked: Asked | None = None
 
 
 def run(
@@ -89,202 +93,210 @@ def run(
             atomic.tidy(output)
             result = Result(complete=True)
         else:
-            result = _write(plan, checkpoint, output, options, crew, budget, stop, progress)
-    result.seconds = time.perf_counter() - started
-    result.stages = {"start": since_start() - result.seconds, **crew.clock.seconds}
-    result.peak_rss = memory.peak()
-    if device.type == "cuda":
-        result.peak_gpu = torch.cuda.max_memory_reserved(device)
-    return result
+            doing = _Run(plan, checkpoint, output, options, crew, budget, stop, progress)
+            result = doing.share() if options.share is not None else doing.whole()
+    return _measured(result, started, crew)
 
 
-def _write(
+def finish(
     plan: Plan,
     checkpoint: Checkpoint,
     output: Path,
-    options: Options,
-    crew: Crew,
-    budget: memory.Budget,
-    stop: Stop,
-    progress: Progress | None,
+    options: Options | None = None,
+    progress: Progress | None = None,
 ) -> Result:
-    """Write the output of a plan and publish it."""
-    sources = [checkpoint.path, *(checkpoint.root / file for file in checkpoint.files)]
-    with StagedOutput(
-        output,
-        directory=plan.directory,
-        force=options.force,
-        sources=sources,
-        plan=plan.digest,
-        resume=options.resume,
-    ) as staged:
-        with crew.clock.stage("create"):
-            writer = Writer(plan, staged)
-        room = Room(checkpoint, writer, crew.device, crew, budget.elements, Warm(plan, crew.device))
-        doing = _Run(plan, room, staged, budget.held, stop, progress)
-        try:
-            doing.do()
-            with crew.clock.stage("finish"):
-                writer.finish(checkpoint, digest_of(doing.source))
-            if options.readback:
-                with crew.clock.stage("read back"):
-                    doing.read_back()
-        finally:
-            doing.close()
-        with crew.clock.stage("publish"):
-            staged.publish()
-    if progress is not None:
-        progress(plan.bytes_in, plan.bytes_in, "")
-    return doing.result
+    """Check that all shares of an output are proved, read it back, and publish it.
+
+    Raises:
+        OutputError: shares are missing, or what was written is not there.
+        BusyError: a share is being written.
+        StoppedError: a signal came.
+    """
+    options = options or Options()
+    started = time.perf_counter()
+    device = torch.device("cpu")
+    budget = memory.budget(plan, options.max_memory, device)
+    with Stop() as stop, Crew(budget.threads, device) as crew:
+        doing = _Run(plan, checkpoint, output, options, crew, budget, stop, progress)
+        result = doing.gather()
+        if result.missing:
+            raise _missing(output, result.missing, doing.number)
+    return _measured(result, started, crew)
+
+
+def _measured(result: Result, started: float, crew: Crew) -> Result:
+    result.seconds = time.perf_counter() - started
+    result.add(Usage(crew.clock.seconds, memory.peak(), 0))
+    result.stages = {"start": since_start() - result.seconds, **result.stages}
+    if crew.device.type == "cuda":
+        result.peak_gpu = max(result.peak_gpu, torch.cuda.max_memory_reserved(crew.device))
+    return result
+
+
+def _missing(output: Path, missing: Mapping[int, int], number: int) -> OutputError:
+    names = ", ".join(f"{index} ({count} jobs)" for index, count in sorted(missing.items()))
+    least = min(missing)
+    return OutputError(
+        f"{safe(str(output))}: of {number} shares these are not done: {names}",
+        hint=f"run the same command with --shard-index {least} --num-shards {number}",
+    )
 
 
 class _Run:
-    """The jobs of a plan, turned into steps, and what is known of those that are done."""
+    """One run: what it works with, and the walk from a plan to an output."""
 
     def __init__(
         self,
         plan: Plan,
-        room: Room,
-        staged: StagedOutput,
-        held: int,
+        checkpoint: Checkpoint,
+        output: Path,
+        options: Options,
+        crew: Crew,
+        budget: memory.Budget,
         stop: Stop,
         progress: Progress | None,
     ) -> None:
-        self.result = Result()
-        self.source: dict[str, str] = {}
-        self._output: dict[str, str] = {}
-        self._plan, self._room, self._staged, self._stop = plan, room, staged, stop
-        self._held = held  # bytes that may still be held between two passes
-        self._progress = progress
-        self._bytes = self._jobs = 0
-        self._parts: dict[str, Part] = {
-            part.spec.name: part for weight in plan.weights for part in weight.writes.values()
-        }
-        self._files = [room.writer.name_of(file.name) for file in plan.files]
-        self._scribe = Scribe(staged, self._files, room.clock)
+        self.number = 0  # of shares, where they are gathered
+        self._plan, self._checkpoint, self._output = plan, checkpoint, output
+        self._options, self._crew, self._budget = options, crew, budget
+        self._stop, self._progress = stop, progress
+        self._sources = [checkpoint.path, *(checkpoint.root / file for file in checkpoint.files)]
 
-    def do(self) -> None:
+    def whole(self) -> Result:
+        """Write the output of the plan and publish it."""
+        with StagedOutput(
+            self._output,
+            directory=self._plan.directory,
+            force=self._options.force,
+            sources=self._sources,
+            plan=self._plan.digest,
+            resume=self._options.resume,
+        ) as staged:
+            ledger, writer = self._opened(staged, range(len(self._plan.jobs)))
+            self._do(ledger, writer, staged)
+            self._publish(ledger, writer, staged)
+        return ledger.result
+
+    def share(self) -> Result:
+        """Write one share, and publish the output if it was the last one."""
+        share = self._options.share
+        if share is None or self._options.asked is None:
+            raise ValueError("no share is asked for, or not said of what")
+        with SharedOutput(
+            self._output,
+            (share.index, share.number),
+            self._options.asked.document(),
+            directory=self._plan.directory,
+            force=self._options.force,
+            sources=self._sources,
+            plan=self._plan.digest,
+            resume=self._options.resume,
+        ) as staged:
+            places = shares(self._plan.jobs, share.number)[share.index]
+            ledger, writer = self._opened(staged, places)
+            staged.settle()
+            self._do(ledger, writer, staged)
+        try:
+            gathered = self.gather()
+        except BusyError:  # others are at it, and the last of them comes here too
+            gathered = Result(missing={share.index: 0})
+        gathered.resumed = ledger.result.resumed
+        gathered.add(Usage(ledger.result.stages, ledger.result.peak_rss, ledger.result.peak_gpu))
+        if gathered.missing:
+            own = ledger.result
+            gathered.errors, gathered.moved = own.errors, own.moved
+            gathered.equal, gathered.blocks = own.equal, own.blocks
+        return gathered
+
+    def gather(self) -> Result:
+        """Publish what all shares wrote, if none is missing.
+
+        Raises:
+            BusyError: one is being written.
+        """
+        with GatheredOutput(
+            self._output,
+            directory=self._plan.directory,
+            force=self._options.force,
+            sources=self._sources,
+            plan=self._plan.digest,
+        ) as staged:
+            self.number = staged.number
+            known = proved(staged.proofs)
+            names = [job.weights[0].name for job in self._plan.jobs]
+            missing = {
+                index: sum(names[place] not in known for place in places)
+                for index, places in enumerate(shares(self._plan.jobs, staged.number))
+            }
+            if any(missing.values()):
+                return Result(missing={index: count for index, count in missing.items() if count})
+            ledger, writer = self._opened(staged, range(len(names)))
+            for name in names:
+                ledger.keep(known[name])
+            self._publish(ledger, writer, staged)
+        return ledger.result
+
+    def _opened(self, staged: StagedOutput, places: Sequence[int]) -> tuple[Ledger, Writer]:
+        with self._crew.clock.stage("create"):
+            writer = Writer(self._plan, staged)
+        ledger = Ledger(self._plan, self._checkpoint, writer, places, self._progress)
+        return ledger, writer
+
+    def _do(self, ledger: Ledger, writer: Writer, staged: StagedOutput) -> None:
         """Do all jobs, but those that an earlier run has done.
 
         Raises:
             StoppedError: a signal came.
         """
-        self._tell("")
-        left = self._check_proofs() if self._staged.proofs else list(self._plan.jobs)
-        complete = self._room.crew.run(self._steps(left), self._retire, lambda: bool(self._stop))
-        self._scribe.flush()
+        ledger.tell("")
+        left = ledger.places
+        if staged.proofs:
+            left = ledger.check(staged, self._crew, self._stop)
+        ledger.scribe = Scribe(staged, self._crew.clock)
+        try:
+            complete = self._work(left, ledger, writer, staged)
+            ledger.scribe.flush()
+        except WorkerLostError:
+            ledger.scribe.flush()  # what is done is kept
+            raise
+        finally:
+            ledger.scribe.close()
         if not complete:
-            raise self._stopped()
+            raise ledger.stopped(self._stop, staged)
 
-    def read_back(self) -> None:
-        """Read and hash what was written.
+    def _work(
+        self, left: Sequence[int], ledger: Ledger, writer: Writer, staged: StagedOutput
+    ) -> bool:
+        """Have jobs done, here or by an engine."""
+        if self._options.engine is None:
+            worker = Worker(self._plan, self._checkpoint, writer, self._crew, self._budget)
+            jobs = (self._plan.jobs[place] for place in left)
+            return worker.do(jobs, ledger, lambda: bool(self._stop))
+        if self._options.asked is None:
+            raise ValueError("workers elsewhere must be told what was asked for")
+        brief = Brief(
+            self._options.asked,
+            self._plan.digest,
+            staged.target,
+            staged.staging,
+            self._options.max_memory,
+        )
+        engine = self._options.engine
+        complete, usages = engine.do(self._plan, brief, left, ledger, lambda: bool(self._stop))
+        for usage in usages:
+            ledger.result.add(usage)
+        return complete
 
-        Raises:
-            OutputError: something else is there.
-            StoppedError: a signal came.
-        """
-        for name in self._files:
-            self._staged.sync(name)
-            self._staged.forget(name)
-        steps = read_back(self._room.writer, self._output, self._parts)
-        if not self._room.crew.run(steps, lambda _: None, lambda: bool(self._stop)):
-            raise self._stopped()
-
-    def close(self) -> None:
-        """Let go of the journal's thread."""
-        self._scribe.close()
-
-    def _stopped(self) -> StoppedError:
-        kept = self._staged.journal is not None
-        return self._stop.error(self._jobs, len(self._plan.jobs), kept=kept)
-
-    def _check_proofs(self) -> list[Job]:
-        """Hash what the jobs in the journal read and wrote; return the jobs that are left."""
-        lines = [Done.of(line) for line in self._staged.proofs]
-        known = {done.name: done for done in lines if done is not None}
-        trials: list[Trial] = []
-        left: list[Job] = []
-        for job in self._plan.jobs:
-            done = known.get(job.weights[0].name)
-            if done is None:
-                left.append(job)
-            else:
-                trials.append(Trial(job, done, self._room.checkpoint, self._room.writer))
-
-        def decided(step: Step) -> None:
-            for trial in step.completes:
-                if isinstance(trial, Trial) and trial.holds:
-                    self._bytes += trial.job.bytes_in
-                    self._tell(step.name)
-                    self._keep(trial.done)
-                    self.result.resumed += 1
-                elif isinstance(trial, Trial):
-                    left.append(trial.job)
-
-        steps = (trial.step() for trial in trials)
-        if not self._room.crew.run(steps, decided, lambda: bool(self._stop)):
-            raise self._stopped()
-        return sorted(left, key=lambda job: job.weights[0].name)
-
-    def _steps(self, jobs: Iterable[Job]) -> Iterator[Step]:
-        """Yield the steps of all jobs; small jobs, one after the other, are one step together."""
-        batch: list[Piece] = []
-        within: list[Copying | Picking | Computing] = []
-        for job in jobs:
-            work = self._begin(job)
-            pieces = list(work.steps())
-            if sum(piece.size for piece in pieces) > self._room.elements:
-                if within:
-                    yield _step(batch, within)
-                    batch, within = [], []
-                for number, piece in enumerate(pieces):
-                    yield _step([piece], [work], number == len(pieces) - 1)
-                continue
-            batch += pieces
-            within.append(work)
-            if sum(piece.size for piece in batch) > self._room.elements:
-                yield _step(batch, within)
-                batch, within = [], []
-        if within:
-            yield _step(batch, within)
-
-    def _begin(self, job: Job) -> Copying | Picking | Computing:
-        if len(job.weights) == 1 and job.weights[0].copies:
-            return Copying(job, self._room)
-        if len(job.weights) == 1 and job.weights[0].picks:
-            return Picking(job, self._room)
-        hold = job.bytes_in <= self._held
-        if hold:
-            self._held -= job.bytes_in
-        return Computing(job, self._room, hold=hold)
-
-    def _retire(self, step: Step) -> None:
-        self._bytes += step.size
-        self._tell(step.name)
-        for work in step.completes:
-            if not isinstance(work, Copying | Picking | Computing):
-                raise TypeError(f"{work} is no job")
-            if isinstance(work, Computing) and work.is_held:
-                self._held += work.job.bytes_in
-            done = work.done()
-            self._keep(done)
-            self._scribe.add(done, sum(weight.bytes_out for weight in work.job.weights))
-
-    def _keep(self, done: Done) -> None:
-        """Take a finished job into the manifest and the result."""
-        self._jobs += 1
-        self.source |= done.source
-        self._output |= done.output
-        for name, checksum in done.output.items():
-            self._room.writer.prove(self._parts[name], checksum)
-        self.result.errors |= done.errors
-        self.result.moved += done.moved
-        self.result.equal += done.equal
-        self.result.blocks += done.blocks
-
-    def _tell(self, name: str) -> None:
-        if self._progress is not None:
-            self._progress(self._bytes, self._plan.bytes_in, name)
+    def _publish(self, ledger: Ledger, writer: Writer, staged: StagedOutput) -> None:
+        """Write what stands around the weights, read everything back, and give it its name."""
+        with self._crew.clock.stage("finish"):
+            writer.finish(self._checkpoint, digest_of(ledger.source))
+        if self._options.readback:
+            with self._crew.clock.stage("read back"):
+                ledger.read_back(staged, self._crew, self._stop)
+        with self._crew.clock.stage("publish"):
+            staged.publish()
+        ledger.close_with(self._plan)
 
 
 def is_complete(plan: Plan, checkpoint: Checkpoint, output: Path, crew: Crew) -> bool:
@@ -311,24 +323,6 @@ def is_complete(plan: Plan, checkpoint: Checkpoint, output: Path, crew: Crew) ->
 
     crew.run(map(step, sorted(parts)), lambda _: None)
     return digest_of(hashes) == made.source
-
-
-def _step(
-    pieces: Iterable[Piece], of: list[Copying | Picking | Computing], last: bool = True
-) -> Step:
-    """Return pieces as one step, which completes the jobs they are of if it is their `last`."""
-    kept, name = list(pieces), of[0].job.weights[0].name
-
-    def work() -> None:
-        try:
-            for piece in kept:
-                piece.work()
-        except torch.OutOfMemoryError as error:
-            raise DeviceError(
-                f"the device has too little memory for {safe(name)}", hint="--device cpu"
-            ) from error
-
-    return Step(work, sum(piece.size for piece in kept), name, tuple(of) if last else ())
 
 
 def find_non_finite(

@@ -1,0 +1,181 @@
+"""`Worker`: does jobs of a plan on one device, wherever it runs.
+
+    in the run itself        one device: the run's own threads
+    in processes             a device each (`processes`)
+    in tasks of a cluster    (`lowbitcli.cluster`)
+
+It reads the source, computes, and writes at planned places of files that are there already; what is
+known of a finished job goes to `Told`. Jobs are asked for as they are needed, so that whoever hands
+them out decides how long one worker is busy. Lock, journal and publishing are not its business.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from lowbitcli.checkpoint.files import AttachedFiles
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.errors import CheckpointError, DeviceError
+from lowbitcli.pipeline import memory
+from lowbitcli.pipeline.arithmetic import device_of
+from lowbitcli.pipeline.crew import Crew, Step
+from lowbitcli.pipeline.pick import Picking
+from lowbitcli.pipeline.proof import Done
+from lowbitcli.pipeline.warm import Warm
+from lowbitcli.pipeline.work import Computing, Copying, Piece, Room
+from lowbitcli.pipeline.write import Writer
+from lowbitcli.plan.asked import Asked
+from lowbitcli.plan.nouns import Job, Plan
+from lowbitcli.tensors import safe
+
+
+class Told(Protocol):
+    """Who is told of what a worker does."""
+
+    def step(self, size: int, name: str) -> None:
+        """`size` bytes of the source are dealt with, at last of the weight `name`."""
+
+    def done(self, done: Done) -> None:
+        """A job is done and what it wrote is written."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a worker took: seconds of each stage, those of threads added up, and bytes at peak."""
+
+    seconds: dict[str, float]
+    peak_rss: int
+    peak_gpu: int
+
+
+class Worker:
+    """Threads, memory and compiled kernels for the jobs of one plan on one device."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        checkpoint: Checkpoint,
+        writer: Writer,
+        crew: Crew,
+        budget: memory.Budget,
+    ) -> None:
+        self.plan, self.crew = plan, crew
+        warm = Warm(plan, crew.device)
+        self._room = Room(checkpoint, writer, crew.device, crew, budget.elements, warm)
+        self._held = budget.held  # bytes that may still be held between two passes
+
+    def do(self, jobs: Iterable[Job], told: Told, is_stopped: Callable[[], bool]) -> bool:
+        """Do jobs; return False where it was stopped before the last one had begun.
+
+        Raises:
+            NonFiniteError: a weight that is computed holds NaN or Inf.
+            DeviceError: the device has too little memory for one job.
+        """
+
+        def retire(step: Step) -> None:
+            told.step(step.size, step.name)
+            for work in step.completes:
+                if not isinstance(work, Copying | Picking | Computing):
+                    raise TypeError(f"{work} is no job")
+                if isinstance(work, Computing) and work.is_held:
+                    self._held += work.job.bytes_in
+                told.done(work.done())
+
+        return self.crew.run(self._steps(jobs), retire, is_stopped)
+
+    def usage(self) -> Usage:
+        """Return what it took so far."""
+        cuda = self.crew.device.type == "cuda"
+        gpu = torch.cuda.max_memory_reserved(self.crew.device) if cuda else 0
+        return Usage(dict(self.crew.clock.seconds), memory.peak(), gpu)
+
+    def _steps(self, jobs: Iterable[Job]) -> Iterator[Step]:
+        """Yield the steps of all jobs; small jobs, one after the other, are one step together."""
+        batch: list[Piece] = []
+        within: list[Copying | Picking | Computing] = []
+        for job in jobs:
+            work = self._begin(job)
+            pieces = list(work.steps())
+            if sum(piece.size for piece in pieces) > self._room.elements:
+                if within:
+                    yield _step(batch, within)
+                    batch, within = [], []
+                for number, piece in enumerate(pieces):
+                    yield _step([piece], [work], number == len(pieces) - 1)
+                continue
+            batch += pieces
+            within.append(work)
+            if sum(piece.size for piece in batch) > self._room.elements:
+                yield _step(batch, within)
+                batch, within = [], []
+        if within:
+            yield _step(batch, within)
+
+    def _begin(self, job: Job) -> Copying | Picking | Computing:
+        if len(job.weights) == 1 and job.weights[0].copies:
+            return Copying(job, self._room)
+        if len(job.weights) == 1 and job.weights[0].picks:
+            return Picking(job, self._room)
+        hold = job.bytes_in <= self._held
+        if hold:
+            self._held -= job.bytes_in
+        return Computing(job, self._room, hold=hold)
+
+
+def _step(
+    pieces: Iterable[Piece], of: list[Copying | Picking | Computing], last: bool = True
+) -> Step:
+    """Return pieces as one step, which completes the jobs they are of if it is their `last`."""
+    kept, name = list(pieces), of[0].job.weights[0].name
+
+    def work() -> None:
+        try:
+            for piece in kept:
+                piece.work()
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"the device has too little memory for {safe(name)}", hint="--device cpu"
+            ) from error
+
+    return Step(work, sum(piece.size for piece in kept), name, tuple(of) if last else ())
+
+
+@dataclass(frozen=True)
+class Brief:
+    """What a worker in another process must know: what was asked for, which plan that makes, where
+    its output is being written, and the memory that a process may take."""
+
+    asked: Asked
+    digest: str
+    target: Path
+    staging: Path
+    max_memory: int
+
+    @contextmanager
+    def worker(self, device: str, crowd: int = 1) -> Iterator[tuple[Worker, AttachedFiles]]:
+        """Open a worker on a device that `crowd` workers share, and the files that it writes to.
+
+        Raises:
+            CheckpointError: the source is not the one that was planned for.
+            OutputError: the files are not there.
+        """
+        where = device_of(device)
+        with ExitStack() as held:
+            plan, checkpoint = held.enter_context(self.asked.planned(self.target))
+            if plan.digest != self.digest:
+                raise CheckpointError(
+                    f"{safe(self.asked.source)}: not what was planned for",
+                    hint="did it change meanwhile? Is it the same, with the same lowbit, on every "
+                    "machine?",
+                )
+            budget = memory.budget(plan, self.max_memory, where)
+            if where.type == "cpu":
+                budget = replace(budget, threads=max(1, budget.threads // crowd))
+            files = AttachedFiles(self.target, self.staging, directory=plan.directory)
+            held.enter_context(files)
+            crew = held.enter_context(Crew(budget.threads, where))
+            yield Worker(plan, checkpoint, Writer(plan, files), crew, budget), files
