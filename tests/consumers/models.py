@@ -67,3 +67,35 @@ def quantized_names(plan) -> list[str]:
     """Return the weights that a plan quantizes, each checked to be written to the one file."""
     assert all(weight.writes[DATA].file == "model.safetensors" for weight in plan.quantized)
     return [weight.name for weight in plan.quantized]
+
+
+def tiny_experts(folder: Path, kind: str, *, stacked: bool) -> Path:
+    """Write a two-layer mixture of four experts of random BF16 weights, each one by one or all in
+    one tensor, as transformers has them in memory."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 256,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "head_dim": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "num_experts_per_tok": 2,
+    }
+    if kind == "mixtral":
+        config = transformers.MixtralConfig(num_local_experts=4, **sizes)
+        model = transformers.MixtralForCausalLM(config)
+    else:
+        config = transformers.Qwen3MoeConfig(num_experts=4, moe_intermediate_size=128, **sizes)
+        model = transformers.Qwen3MoeForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0, 0.05)
+                parameter.view(-1)[::97] *= 8
+    model.to(torch.bfloat16).save_pretrained(folder, save_original_format=not stacked)
+    return folder
