@@ -79,6 +79,10 @@ def quantize(
     max_memory: opt.MaxMemory = None,
     resume: opt.Resume = True,
     readback: opt.Readback = True,
+    devices: opt.Devices = None,
+    cluster: opt.Cluster = None,
+    shard_index: opt.ShardIndex = None,
+    num_shards: opt.NumShards = None,
     timings: opt.Timings = False,
     dry_run: opt.DryRun = False,
     as_json: opt.Json = False,
@@ -96,11 +100,13 @@ def quantize(
       lowbit quantize model.safetensors
       lowbit quantize Llama-3.1-8B/ --scheme FP8_DYNAMIC -o Llama-3.1-8B-fp8/
       lowbit quantize Llama-3.1-8B/ --recipe recipe.yaml --dry-run
+      lowbit quantize DeepSeek-V3/ -o out/ --devices cuda:0,cuda:1,cuda:2,cuda:3
+      srun lowbit quantize DeepSeek-V3/ -o out/ --num-shards auto
     """
     from lowbitcli.pipeline import early
 
-    if not dry_run:
-        early.begin(source, device)
+    if not dry_run and num_shards is None:
+        early.begin(source, device if devices is None and cluster is None else "cpu")
     from lowbitcli.plan.prepare import Request
 
     scheme, recipe = one_of(context, scheme=scheme, recipe=recipe)
@@ -131,6 +137,7 @@ def quantize(
             max_memory=memory,
             resume=resume,
             readback=readback,
+            spread=api.Spread(devices, cluster, shard_index, num_shards),
             progress=progress,
         )
     return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose, timings=timings)
@@ -149,6 +156,10 @@ def dequantize(
     max_memory: opt.MaxMemory = None,
     resume: opt.Resume = True,
     readback: opt.Readback = True,
+    devices: opt.Devices = None,
+    cluster: opt.Cluster = None,
+    shard_index: opt.ShardIndex = None,
+    num_shards: opt.NumShards = None,
     timings: opt.Timings = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -163,7 +174,8 @@ def dequantize(
     """
     from lowbitcli.pipeline import early
 
-    early.begin(source, device)
+    if num_shards is None:
+        early.begin(source, device if devices is None and cluster is None else "cpu")
     memory = byte_count(max_memory)
     shard_size = byte_count(max_shard_size, SHARD_SIZE)
     with early.importing():
@@ -182,6 +194,41 @@ def dequantize(
             force=force,
             max_memory=memory,
             resume=resume,
+            readback=readback,
+            spread=api.Spread(devices, cluster, shard_index, num_shards),
+            progress=progress,
+        )
+    return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose, timings=timings)
+
+
+@command(app, "finish")
+def finish(
+    output: opt.Shared,
+    force: opt.Force = False,
+    max_memory: opt.MaxMemory = None,
+    readback: opt.Readback = True,
+    timings: opt.Timings = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Publish an output that was written in shares.
+
+    The last share to end does this by itself. Where it could not: checks that every share is
+    proved, reads everything back, writes index, config and manifest, and gives it its name.
+
+    \b
+    Examples:
+      lowbit finish DeepSeek-V3-nvfp4/
+    """
+    from lowbitcli import api
+    from lowbitcli.progress import show_progress
+
+    with show_progress("finishing", quiet=quiet) as progress:
+        outcome = api.finish(
+            output,
+            force=force,
+            max_memory=byte_count(max_memory),
             readback=readback,
             progress=progress,
         )

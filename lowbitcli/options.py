@@ -124,6 +124,43 @@ Readback = Annotated[
         "read and hash what was written before it gets its name [--readback]",
     ),
 ]
+Devices = Annotated[
+    str | None,
+    _option(
+        "--devices",
+        "DEVICES",
+        "a process for each device: cuda:0,cuda:1, or all; each may take --max-memory",
+        metavar="LIST",
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    _option(
+        "--cluster",
+        "CLUSTER",
+        "let Ray do the work: local, auto or ray://HOST:PORT",
+        metavar="ADDRESS",
+    ),
+]
+ShardIndex = Annotated[
+    int | None,
+    _option(
+        "--shard-index",
+        "SHARD_INDEX",
+        "which share of the work this run does, from 0 [what the launcher says]",
+        metavar="I",
+    ),
+]
+NumShards = Annotated[
+    str | None,
+    _option(
+        "--num-shards",
+        "NUM_SHARDS",
+        "do one of N shares of the work, as other machines do the others; auto: N as the launcher "
+        "says",
+        metavar="N",
+    ),
+]
 Timings = Annotated[bool, _option("--timings", "TIMINGS", "say where the time went, by stage")]
 DryRun = Annotated[bool, _option("--dry-run", "DRY_RUN", "plan only: read headers, write nothing")]
 Json = Annotated[bool, _option("--json", "JSON", "print one JSON document to stdout")]
@@ -132,6 +169,7 @@ Verbose = Annotated[bool, _option("--verbose -v", "VERBOSE", "list every tensor"
 
 
 DtypeName = Annotated[Dtype, _option("--dtype", "DTYPE", "what to write [bf16]")]
+Shared = Annotated[Path, typer.Argument(metavar="OUT", help="what the shares are shares of")]
 Checked = Annotated[Path, typer.Argument(metavar="DST", help="the checkpoint to check")]
 Against = Annotated[Path | None, _option("--against", "", "the source that it was made from")]
 Report = Annotated[

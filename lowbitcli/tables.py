@@ -192,11 +192,25 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
             f"{outcome.equal:,} of {outcome.blocks:,} requantized blocks stand for the same numbers"
         )
     counts = ", ".join(f"{name} {number:,}" for name, (number, _) in plan.counts.items()) or "no"
+    if outcome.missing:
+        return [*lines, *share_lines(outcome), f"{duration(outcome.seconds)}, {memory}"]
     return [
         *lines,
         f"{counts} tensors; {sizes}",
         f"{duration(outcome.seconds)}, {rate:.2f} GB/s, {memory}",
         f"{safe(str(outcome.output))} ({plan.container})",
+    ]
+
+
+def share_lines(outcome: "Outcome") -> list[str]:
+    """Tell of a share that is done, and of those that are not."""
+    others = [
+        f"{index} ({count:,} jobs)" for index, count in sorted(outcome.missing.items()) if count
+    ]
+    still = f"not done: {', '.join(others)}" if others else "others are being written"
+    return [
+        f"{outcome.share} of {safe(str(outcome.output))} is done; {still}",
+        "the last one to end publishes it, or lowbit finish",
     ]
 
 
@@ -221,6 +235,8 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         "requantized_blocks": {"equal": outcome.equal, "all": outcome.blocks},
         "already_complete": outcome.complete,
         "resumed": outcome.resumed,
+        "share": [outcome.share.index, outcome.share.number] if outcome.share else None,
+        "missing": {str(index): count for index, count in sorted(outcome.missing.items())},
         "seconds": outcome.seconds,
         "stages": dict(outcome.stages),
         "peak_rss": outcome.peak_rss,

@@ -152,3 +152,21 @@ def test_doctor_names_what_it_found(lowbit):
     found = json.loads(lowbit("doctor", "--json")[1])
     assert found["packages"]["torch"] == torch.__version__
     assert found["devices"][-1]["name"] == "cpu"
+
+
+def test_shares_are_told_of_and_finished(lowbit, monkeypatch):
+    words = ("quantize", "model", "-o", "out", "--scheme", "fp8")
+    code, out, _ = lowbit(*words, "--shard-index", "1", "--num-shards", "2")
+    assert code == 0
+    assert "share 1 of 2 of out is done; not done: 0 (" in out.replace(str(Path.cwd()) + "/", "")
+    assert not Path("out").exists()
+    code, _, err = lowbit("finish", "out")
+    assert code == 5
+    assert err.endswith("hint: run the same command with --shard-index 0 --num-shards 2\n")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, _ = lowbit(*words, "--num-shards", "auto", "--json")
+    assert (code, json.loads(out)["share"], json.loads(out)["missing"]) == (0, [0, 2], {})
+    assert lowbit("verify", "out", "--against", "model")[0] == 0
+    assert lowbit(*words, "--shard-index", "0")[0] == 2
+    assert lowbit(*words, "--devices", "cpu", "--cluster", "local")[0] == 2
