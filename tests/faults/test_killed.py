@@ -17,7 +17,7 @@ from tests.faults.shim import EVERY, LONG, kill, run, start
 from tests.faults.spread import spread
 
 TIMES = 200 if LONG else 20  # F5, over all commands
-PROCESSES = 20 if LONG else 2  # of those, how many are new processes and no forks
+PROCESSES = 20 if LONG else 1  # of those, how many are new processes and no forks
 SLOW = 0.01  # seconds that a write takes longer
 
 

@@ -1,0 +1,110 @@
+"""F12: mutated headers, held against the safetensors library: nothing is taken that it refuses, and
+what both take means the same to both.
+
+`FAULTS=all` (make faults) tries a million. What was found is kept in `FOUND`.
+"""
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from safetensors import SafetensorError, deserialize
+
+from lowbitcli.checkpoint import header
+from lowbitcli.errors import CheckpointError
+from tests.attacks.mutation import mutated, with_length
+from tests.faults.shim import LONG
+from tests.faults.spread import spread
+
+MUTATIONS = 1_000_000 if LONG else 10_000
+BATCHES = 20
+SECONDS = 0.05  # of processor time, for one header
+
+# What the library takes and we refuse, by what is said of it.
+ON_PURPOSE = (
+    "does not start with {",
+    "appears twice",
+    "overflows 63 bits",
+    "digits",
+    "nested",
+    "out of range",
+)
+
+ONE = b'"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}'
+FOUND = {  # JSON, bytes after it, how it ends
+    "a tab before it": (b"\t{}", 0, "refused on purpose"),
+    "the last of two counts": (b"{%b,%b}" % (ONE, ONE), 2, "refused on purpose"),
+    "metadata null": (b'{"__metadata__":null,%b}' % ONE, 2, "both take"),
+    "a shape with a zero that would overflow": (
+        ONE.replace(b"[2]", b"[0,9223372036854775807,4]")
+        .replace(b"[0,2]", b"[0,0]")
+        .join((b"{", b"}")),
+        0,
+        "refused on purpose",
+    ),
+    "minus zero": (b"{%b}" % ONE.replace(b"[0,2]", b"[-0,2]"), 2, "both refuse"),
+    "one byte more": (b"{%b}" % ONE, 3, "both refuse"),
+}
+
+
+def ours(blob):
+    """Return what we make of a file: a header, or why it is refused."""
+    try:
+        length = header.json_length(blob[:8], len(blob), "x")
+        return header.parse(blob[8 : 8 + length], len(blob), "x")
+    except CheckpointError as error:
+        assert error.exit_code == 4
+        return error
+
+
+def verdict(blob):
+    """Hold a file against the library, and say how it ended."""
+    try:
+        theirs = dict(deserialize(blob))
+    except SafetensorError:
+        theirs = None
+    began = time.process_time()
+    found = ours(blob)
+    seconds = time.process_time() - began
+    if isinstance(found, CheckpointError):
+        if theirs is None:
+            return "both refuse", seconds
+        assert any(reason in found.message for reason in ON_PURPOSE), (found.message, blob)
+        return "refused on purpose", seconds
+    assert theirs is not None, ("taken, and the library refuses it", blob)
+    assert found.entries.keys() == theirs.keys(), blob
+    for name, (spec, start, stop) in found.entries.items():
+        said = theirs[name]
+        assert (spec.dtype, list(spec.shape)) == (said["dtype"], list(said["shape"])), blob
+        assert blob[start:stop] == bytes(said["data"]), blob
+    return "both take", seconds
+
+
+def test_f12_mutated_headers(tmp_path):
+    def case(number, _):
+        draw = random.Random(f"headers {number}")
+        counts, slowest = Counter(), 0.0
+        for _ in range(MUTATIONS // BATCHES):
+            how, seconds = verdict(mutated(draw))
+            counts[how] += 1
+            slowest = max(slowest, seconds)
+        return counts, slowest
+
+    results = spread(case, range(BATCHES), tmp_path)
+    counts = sum((counts for counts, _ in results), Counter())
+    slowest = max(seconds for _, seconds in results)
+    print(f"F12: {sum(counts.values())} headers, {dict(counts)}, slowest {1000 * slowest:.1f} ms")
+    assert sum(counts.values()) == MUTATIONS
+    assert min(counts.values()) > MUTATIONS // 5000 and len(counts) == 3
+    assert slowest < SECONDS
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_before(name):
+    text, size, how = FOUND[name]
+    assert verdict(with_length(text, size))[0] == how
+
+
+def test_a_flawless_header_is_taken():
+    assert verdict(with_length(b"{%b}" % ONE, 2))[0] == "both take"
