@@ -3,7 +3,7 @@
 #   make demo   quantize a real model (all-MiniLM-L6-v2) to NVFP4, verify it, say what was lost
 #   make test   the tests; ARGS="-k nvfp4" picks some
 #   make test-consumers   compressed-tensors and transformers over what we write
-#   make faults  every fault of the fault tests, instead of every third; says how many happened
+#   make faults  the faults and attacks of docs/reliability.md in their long counts; says how many happened
 #   make aot    compile the kernels for sm_80, 90, 100 and 120 without a GPU; print registers and spills
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
@@ -55,7 +55,7 @@ test-consumers: $(INSTALLED)
 	$(BIN)/python -m pytest tests/consumers $(ARGS)
 
 faults: $(INSTALLED)
-	FAULTS=all $(BIN)/python -m pytest -s tests/faults $(ARGS)
+	FAULTS=all $(BIN)/python -m pytest -s tests/faults tests/attacks $(ARGS)
 
 aot: $(INSTALLED)
 	@LOWBIT_TRITON=1 $(BIN)/python -m tests.kernels.test_compile
