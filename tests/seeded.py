@@ -42,7 +42,11 @@ SCHEMES = (
     "nvfp4:four_over_six",
     "nvfp4:2d",
     "int8",
+    "fp8-e5m2",
+    "int4",
 )
+# Schemes that were written in one container only when their digests were kept.
+CONTAINERS = {"fp8-e5m2": "lowbit", "int4": "lowbit"}
 
 
 def weight(generator: np.random.Generator, rows: int, cols: int, exponent: int) -> torch.Tensor:
@@ -88,7 +92,7 @@ def write(folder: Path, seed: int = 7) -> None:
 
 def digests(source: Path, scheme: str, device: str, output: Path) -> dict[str, str]:
     """Quantize `source` and return file -> sha256 over its tensors, as the manifest gives it."""
-    request = api.Request(scheme=scheme)
+    request = api.Request(scheme=scheme, container=CONTAINERS.get(scheme, "auto"))
     name, _, rule = scheme.partition(":")
     if rule:
         recipe = output.with_suffix(".yaml")

@@ -13,10 +13,13 @@ DOWN = LAYER + "mlp.down_proj.weight"
 
 
 def quantized(tmp_path, scheme, rule):
-    source = single(tmp_path / "source", {DOWN: weight(160, 96), LAYER + "x.weight": weight(8, 96)})
+    cols = 256 if scheme == "int4_g128" else 96
+    tensors = {DOWN: weight(160, cols), LAYER + "x.weight": weight(8, cols)}
+    source = single(tmp_path / "source", tensors)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f'rules: [{{match: "*", scheme: {scheme}, scale: {rule}}}]\n')
-    return source, api.quantize(source, tmp_path / "out", api.Request(recipe=recipe), device="cpu")
+    request = api.Request(recipe=recipe, container="lowbit")
+    return source, api.quantize(source, tmp_path / "out", request, device="cpu")
 
 
 @pytest.mark.parametrize(("scheme", "rule"), PAIRS)

@@ -28,13 +28,14 @@ from torch.nn import functional
 
 from lowbit_kernels import rounding
 from lowbit_kernels.amax import FLOATING
-from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, INT8, Format
+from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, INT4, INT8, Format
 from lowbit_kernels.jit import OPTIONS, jit, loadable, static_range, tl, use_kernel
-from lowbit_kernels.rounding import decode_e2m1, decode_e4m3, decode_e5m2, decode_e8m0, widen
+from lowbit_kernels.rounding import decode_e2m1, decode_e4m3, decode_e8m0, decode_fp8, widen
 
 BAND = 128
 _GROUPS, _HIGH, _WIDE = 8, 16, 64
-_LAST = {"E2M1": 7, "E4M3": 0x7E, "E5M2": 0x7B, "INT8": 127}  # the code of the largest value
+# The code of the largest value.
+_LAST = {"E2M1": 7, "E4M3": 0x7E, "E5M2": 0x7B, "INT8": 127, "INT4": 7}
 
 
 def _tree(e: Tensor) -> Tensor:
@@ -84,16 +85,18 @@ def _steps_of(w: Tensor, parts: Parts) -> Tensor:
 
 def _magnitudes(element: Format, device: torch.device) -> Tensor:
     """Return the fp32 values of the non-negative codes up to the largest."""
-    codes = torch.arange(_LAST[element.name] + 1, dtype=torch.uint8, device=device)
     if element is E2M1:
         return torch.tensor(E2M1_VALUES[:8], device=device)
-    if element is INT8:
+    codes = torch.arange(_LAST[element.name] + 1, dtype=torch.uint8, device=device)
+    if element is INT8 or element is INT4:
         return codes.float()
     return codes.view(torch.float8_e4m3fn if element is E4M3 else torch.float8_e5m2).float()
 
 
 def _elements(parts: Parts, like: Tensor) -> Tensor:
     """Return the fp32 value of each code."""
+    if parts.element is INT4:
+        return rounding.unpack_int4(parts.data).float().reshape(like.shape)
     if parts.element is not E2M1:
         return parts.data.float().reshape(like.shape)
     values = torch.tensor(E2M1_VALUES, device=like.device)
@@ -150,29 +153,24 @@ def _decode(code, ELEMENT: tl.constexpr):
     """Return fp32 values of codes."""
     if ELEMENT == "E2M1":
         return decode_e2m1(code)
-    elif ELEMENT == "E4M3":
-        return decode_e4m3(code)
-    elif ELEMENT == "E5M2":
-        return decode_e5m2(code)
-    else:
+    elif ELEMENT == "INT8" or ELEMENT == "INT4":
         return code.to(tl.float32)
+    else:
+        return decode_fp8(code, ELEMENT)
 
 
 @jit
 def _in_steps_of(code, d, step, ELEMENT: tl.constexpr, LAST: tl.constexpr):
     """Return |d| in steps of the grid at codes of a magnitude, on the side that d points from."""
-    if ELEMENT == "INT8":
-        negative = code < 0
-        magnitude = tl.where(negative, -code, code)
+    if ELEMENT == "INT8" or ELEMENT == "INT4":
+        grid = step.to(tl.float64)
     else:
         sign = 8 if ELEMENT == "E2M1" else 128
-        negative = (code & sign) != 0
-        magnitude = code & (sign - 1)
-    # -0 counts as 0, whose only neighbours are away from it.
-    inward = tl.where(negative, d < 0, d > 0).to(tl.int32)
-    lower = tl.minimum(tl.maximum(magnitude - inward, 0), LAST - 1)
-    gap = _decode(lower + 1, ELEMENT) - _decode(lower, ELEMENT)
-    grid = gap.to(tl.float64) * step.to(tl.float64)
+        # -0 counts as 0, whose only neighbours are away from it.
+        inward = tl.where((code & sign) != 0, d < 0, d > 0).to(tl.int32)
+        lower = tl.minimum(tl.maximum((code & (sign - 1)) - inward, 0), LAST - 1)
+        gap = _decode(lower + 1, ELEMENT) - _decode(lower, ELEMENT)
+        grid = gap.to(tl.float64) * step.to(tl.float64)
     return tl.where(grid == 0, 0.0, tl.abs(d) / grid)
 
 
@@ -193,7 +191,7 @@ def _larger(top, x):
 @jit
 def _figures_kernel(
     w_ptr,  # [rows, cols] fp32, fp16, or bf16 as int16
-    data_ptr,  # values as w, or codes [rows, cols]; [rows, cols / 2] of E2M1
+    data_ptr,  # values as w, or codes [rows, cols]; [rows, cols / 2] of E2M1, INT4
     scale_ptr,  # [matrices, row blocks, column blocks] fp32, E4M3 as int8, E8M0 as uint8
     global_scale_ptr,  # [matrices] fp32, read where SHARED
     out_ptr,  # [bands, tiles, 6] fp64
@@ -237,9 +235,12 @@ def _figures_kernel(
             step = _load_scale(scale_ptr, place, mask)
             if SHARED:
                 step *= tl.load(global_scale_ptr + matrix, mask=mask, other=0)
-            if ELEMENT == "E2M1":
-                code = tl.load(data_ptr + offset // 2, mask=mask, other=0).to(tl.int32)
-                code = (code >> ((col % 2) * 4)) & 15
+            if ELEMENT == "E2M1" or ELEMENT == "INT4":
+                code = tl.load(data_ptr + (offset >> 1), mask=mask, other=0).to(tl.int32)
+                if ELEMENT == "E2M1":
+                    code = (code >> ((col % 2) * 4)) & 15
+                else:  # up to the top, so that the way down brings the sign
+                    code = (code << (28 - (col % 2) * 4)) >> 28
             else:
                 code = tl.load(data_ptr + offset, mask=mask, other=0).to(tl.int32)
             v = _decode(code, ELEMENT) * step

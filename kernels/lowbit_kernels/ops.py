@@ -8,12 +8,14 @@ multiply, low nibble first, row-major.
 | scheme | data | scale | global_scale |
 |---|---|---|---|
 | fp8_tensor | e4m3 [*, R, C] | fp32 [*] | |
+| fp8_tensor_e5m2 | e5m2 [*, R, C] | fp32 [*] | |
 | fp8_channel | e4m3 [*, R, C] | fp32 [*, R, 1] | |
 | fp8_block128 | e4m3 [*, R, C] | fp32 [*, ceil(R/128), ceil(C/128)] | |
 | mxfp8 | e4m3 [*, R, C] | uint8 (E8M0) [*, R, C/32] | |
 | mxfp4 | uint8 [*, R, C/2] | uint8 (E8M0) [*, R, C/32] | |
 | nvfp4 | uint8 [*, R, C/2] | e4m3 [*, R, C/16] | fp32 [*] |
 | int8_channel | int8 [*, R, C] | fp32 [*, R, 1] | |
+| int4_g128 | uint8 [*, R, C/2] | fp32 [*, R, C/128] | |
 
 `dequantize(parts) = cast(element * fl(scale * global_scale))`, computed in fp32, one rounding at
 the end.

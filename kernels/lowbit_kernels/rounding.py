@@ -108,6 +108,11 @@ def unpack(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
+def unpack_int4(packed: Tensor) -> Tensor:
+    """Unpack bytes `[..., C/2]` into INT4 `[..., C]` as int8, the low nibble first."""
+    return (unpack(packed) ^ 8).view(torch.int8) - 8
+
+
 # From here on: the same roundings for use inside kernels, int32 codes out of fp32 tiles.
 
 
@@ -278,6 +283,14 @@ def decode_e2m1(code):
     value = ((code & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126
     bits = value.to(tl.int32, bitcast=True) | ((code & 8) << 28)
     return bits.to(tl.float32, bitcast=True)
+
+
+@jit
+def encode_integer(q, LARGEST: tl.constexpr):
+    """Return int32 of fp32 q: nearest, ties to even, within LARGEST of 0; NaN is 0."""
+    q = tl.where(q > LARGEST, LARGEST, tl.where(q < -LARGEST, -LARGEST, tl.where(q == q, q, 0.0)))
+    # Adding 1.5 * 2^23 leaves no bits below the integer.
+    return (q + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
 
 
 @jit

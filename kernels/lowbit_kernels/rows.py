@@ -17,21 +17,57 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels.formats import INT8, Format
-from lowbit_kernels.jit import converts_fp8, jit, loadable, tl
-from lowbit_kernels.rounding import FP8_DTYPES, divide, fp8_bytes, magnitude, patterns, widen
+from lowbit_kernels.jit import COMPILED, converts_fp8, jit, loadable, tl
+from lowbit_kernels.rounding import (
+    FP8_DTYPES,
+    divide,
+    encode_integer,
+    fp8_bytes,
+    magnitude,
+    patterns,
+    widen,
+)
 
 HELD = 16384  # columns that a program of eight warps holds, 64 to a thread
 
 
+# Four fp32 to four integers in one register, the lowest bytes of their sums with 1.5 * 2^23.
+_FOUR_INTEGERS = tl.constexpr("""{
+    .reg .f32 a, b, c, d;
+    .reg .b32 e, f, g, h;
+    add.rn.f32 a, $1, 0f4B400000;
+    add.rn.f32 b, $2, 0f4B400000;
+    add.rn.f32 c, $3, 0f4B400000;
+    add.rn.f32 d, $4, 0f4B400000;
+    mov.b32 e, a;
+    mov.b32 f, b;
+    mov.b32 g, c;
+    mov.b32 h, d;
+    prmt.b32 e, e, f, 0x0040;
+    prmt.b32 g, g, h, 0x0040;
+    prmt.b32 $0, e, g, 0x5410;
+}""")
+
+
 @jit
-def _codes(q, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the codes of quotients q: FP8 as uint8, or int8 in -127 to 127, NaN 0."""
+def _codes(x, scale, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the codes of x / scale, the scale of a row that holds x: FP8 as uint8, or int8 in -127
+    to 127, NaN 0.
+    """
     if ELEMENT != "INT8":
-        return fp8_bytes(q, ELEMENT, NATIVE)
+        return fp8_bytes(divide(x, scale), ELEMENT, NATIVE)
+    elif COMPILED:
+        if (scale > 2.0**-80) & (scale < 2.0**100):
+            # As `divide` does it. No quotient is beyond 127 by more than a rounding, none is NaN.
+            r = tl.math.div_rn(1.0, scale)
+            q = x * r
+            q = tl.fma(tl.fma(-q, scale, x), r, q)
+            code = tl.inline_asm_elementwise(_FOUR_INTEGERS, "=r,f,f,f,f", [q], tl.int8, True, 4)  # pyright: ignore[reportArgumentType]
+        else:
+            code = encode_integer(tl.math.div_rn(x, scale), 127.0).to(tl.int8)
+        return code
     else:
-        q = tl.where(q > 127.0, 127.0, tl.where(q < -127.0, -127.0, tl.where(q == q, q, 0.0)))
-        # Adding 1.5 * 2^23 leaves no bits below the integer: nearest, ties to even.
-        return ((q + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000).to(tl.int8)
+        return encode_integer(tl.math.div_rn(x, scale), 127.0).to(tl.int8)
 
 
 @jit
@@ -70,13 +106,13 @@ def quantize_row(
     scale = tl.where(amax == 0, 1.0, scale)
     tl.store(scale_ptr, scale)
     if ONCE:
-        codes = _codes(divide(widen(x, BF16), scale), ELEMENT, NATIVE)
+        codes = _codes(widen(x, BF16), scale, ELEMENT, NATIVE)
         tl.store(data_ptr + offset + column, codes, mask)
     else:
         for start in range(0, cols, TILE * 8):
             mask = start + offset < cols if ALIGNED else start + offset + column < cols
             x = tl.load(w_ptr + start + offset + column, mask, other=0)
-            codes = _codes(divide(widen(x, BF16), scale), ELEMENT, NATIVE)
+            codes = _codes(widen(x, BF16), scale, ELEMENT, NATIVE)
             tl.store(data_ptr + start + offset + column, codes, mask)
 
 

@@ -7,6 +7,8 @@ from lowbitcli.errors import UsageError
 from lowbitcli.schemes.fp8_block128 import FP8_BLOCK128
 from lowbitcli.schemes.fp8_channel import FP8_CHANNEL
 from lowbitcli.schemes.fp8_tensor import FP8_TENSOR
+from lowbitcli.schemes.fp8_tensor_e5m2 import FP8_TENSOR_E5M2
+from lowbitcli.schemes.int4_g128 import INT4_G128
 from lowbitcli.schemes.int8_channel import INT8_CHANNEL
 from lowbitcli.schemes.mxfp4 import MXFP4
 from lowbitcli.schemes.mxfp8 import MXFP8
@@ -15,12 +17,14 @@ from lowbitcli.schemes.scheme import Scheme
 
 SCHEMES: tuple[Scheme, ...] = (
     FP8_TENSOR,
+    FP8_TENSOR_E5M2,
     FP8_CHANNEL,
     FP8_BLOCK128,
     MXFP8,
     MXFP4,
     NVFP4,
     INT8_CHANNEL,
+    INT4_G128,
 )
 
 BY_NAME: dict[str, Scheme] = {name: s for s in SCHEMES for name in (s.name, *s.aliases)}

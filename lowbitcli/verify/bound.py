@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import rounding
-from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, E8M0, INT8, Format
+from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, E8M0, INT4, INT8, Format
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, DTYPES, GLOBAL_SCALE, SCALE
 
@@ -32,7 +32,16 @@ FP32_WRITER = 2.0**-21
 BF16_WRITER = 2.0**-7
 # A scheme that multiplies by a reciprocal, or a rule with an order of operations of its own
 # (four_over_six), is not listed: its codes are held against the widened interval.
-EXACT = ("fp8_tensor", "fp8_channel", "mxfp8", "mxfp4", "nvfp4", "int8_channel")
+EXACT = (
+    "fp8_tensor",
+    "fp8_tensor_e5m2",
+    "fp8_channel",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4",
+    "int8_channel",
+    "int4_g128",
+)
 EXACT_RULES = {"amax", "mse", "mse_all", "floor", "even", "ceil"}
 
 
@@ -56,8 +65,9 @@ def values_of(element: Format) -> Tensor:
         return torch.tensor(E2M1_VALUES)
     if element is E4M3 or element is E5M2:
         return codes.view(getattr(torch, DTYPES[element.dtype][1])).float()
-    if element is INT8:
-        values = codes.view(torch.int8).float()
+    if element is INT8 or element is INT4:
+        codes = codes.view(torch.int8)
+        values = (codes if element is INT8 else (codes ^ 8) - 8).float()
         return torch.where(values < -element.max, math.nan, values)
     raise ValueError(f"verify cannot read {element.name}")
 

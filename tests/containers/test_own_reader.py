@@ -13,7 +13,7 @@ from lowbitcli.api import Request, dequantize, quantize
 from tests import checkpoints
 from tests.checkpoints import LAYER, weight
 
-SCHEMES = ("fp8", "fp8-dynamic", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int8")
+SCHEMES = ("fp8", "fp8-dynamic", "fp8-block", "mxfp8", "mxfp4", "nvfp4", "int8", "fp8-e5m2", "int4")
 
 
 def e2m1(code):
@@ -27,10 +27,16 @@ def e4m3(code):
     return np.where(code & 128, -value, value).astype(np.float32)
 
 
+def int4(code):
+    return np.where(code & 8, code.astype(np.float32) - 16, code).astype(np.float32)
+
+
 DECODE = {
     "E2M1": lambda raw: e2m1(np.stack((raw & 15, raw >> 4), -1).reshape(*raw.shape[:-1], -1)),
     "E4M3": e4m3,
     "E8M0": lambda raw: (2.0 ** (raw.astype(np.float64) - 127)).astype(np.float32),
+    "E5M2": lambda raw: (raw.astype(np.uint16) << 8).view(np.float16).astype(np.float32),
+    "INT4": lambda raw: int4(np.stack((raw & 15, raw >> 4), -1).reshape(*raw.shape[:-1], -1)),
     "INT8": lambda raw: raw.view(np.int8).astype(np.float32),
     "F32": lambda raw: raw.view(np.float32).reshape(raw.shape[:-1]),
 }
@@ -68,10 +74,11 @@ def read(path):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_it_reads_what_dequantize_writes(tmp_path, scheme):
+    wide = 4 if scheme == "int4" else 1  # blocks of 128 columns
     tensors = {
-        LAYER + "mlp.down_proj.weight": weight(48, 64),
-        LAYER + "mlp.up_proj.weight": weight(64, 96, 1e-3).float(),
-        LAYER + "mlp.gate_proj.weight": weight(64, 96, 100).half(),
+        LAYER + "mlp.down_proj.weight": weight(48, 64 * wide),
+        LAYER + "mlp.up_proj.weight": weight(64, 96 * wide, 1e-3).float(),
+        LAYER + "mlp.gate_proj.weight": weight(64, 96 * wide, 100).half(),
         LAYER + "norm.weight": weight(1, 64)[0],
     }
     source = checkpoints.write(tmp_path / "x.safetensors", tensors)

@@ -8,6 +8,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from lowbit_kernels import (
     mx,
     nvfp4,
 )
-from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT8
+from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT4, INT8
 from lowbit_kernels.jit import references, use_kernel
 from tests.kernels.samples import DTYPES, difference, weights
 
@@ -182,13 +183,37 @@ def integer_both(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     data = torch.arange(-128, 128, dtype=torch.int8, device=device).reshape(2, 128)
     scale = torch.tensor([[0.3], [1e-40]], device=device)
     yield "back", lambda: integer.dequantize_channel(data, scale, dtype)
+    samples = dict(_matrices(device, dtype))
+    samples["many"] = weights(dtype, 70, 128)["wide"].to(device)
+    for group in integer.GROUPS:
+        for name, w in samples.items():
+            w = w if w.shape[-1] % group == 0 else torch.cat([w] * 4, -1)
+            yield f"int4 {group} {name}", lambda w=w, g=group: integer.quantize_int4(w, g)
+    nibbles = torch.arange(256, dtype=torch.uint8, device=device).reshape(2, 128)
+    for count in (1, 2, 8, 32):
+        scales = torch.tensor([0.3, 1e-40, torch.nan, 3e38], device=device).repeat(16)[: 2 * count]
+        scales = scales.reshape(2, count)
+        for name, codes in (("int4", nibbles), ("int8", data), ("odd", data[:, :96])):
+            yield (
+                f"{name} back {count}",
+                lambda d=codes, s=scales: integer.dequantize(d, s, dtype),
+            )
 
 
+# Groups that divide the samples' columns, which those of INT4_G128 do not.
+INT4_G32 = replace(
+    integer.INT4_G128,
+    quantize=lambda w, _, __: dict(
+        zip(("data", "scale"), integer.quantize_int4(w, 32), strict=True)
+    ),
+)
 PARTS = {
     "fp8_tensor": (fp8.TENSOR, E4M3, (None, None)),
+    "fp8_tensor_e5m2": (fp8.TENSOR_E5M2, E5M2, (None, None)),
     "fp8_channel": (fp8.CHANNEL, E4M3, (1, None)),
     "fp8_block": (fp8_block.BLOCK128, E4M3, (128, 128)),
     "int8": (integer.INT8_CHANNEL, INT8, (1, None)),
+    "int4": (INT4_G32, INT4, (1, 32)),
     "mxfp8": (mx.MXFP8, E4M3, (1, 32)),
     "mxfp4": (mx.MXFP4, E2M1, (1, 32)),
     "nvfp4": (nvfp4.NVFP4, E2M1, (1, 16)),

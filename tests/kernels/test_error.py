@@ -15,6 +15,8 @@ from tests.kernels.samples import finite
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 NEEDS_NUMBA = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed (extra cpu)")
 GRIDS = {"E2M1": arithmetic.E2M1, "E4M3": arithmetic.E4M3, "INT8": np.arange(128.0)}
+GRIDS |= {"E5M2": arithmetic.E5M2, "INT4": np.arange(8.0)}
+ONES = {"E2M1": 0x22, "E4M3": 0x38, "E5M2": 0x3C, "INT8": 1, "INT4": 0x11}  # codes of one
 
 
 def test_sums_are_those_of_the_definition():
@@ -81,20 +83,14 @@ def test_steps_are_distances_in_the_grid_of_the_element(scheme, name):
 
 def _most(w, value, parts, element, block) -> float:
     """Return the largest error in steps by a search through the grid."""
-    ones = {**parts, "data": torch.full_like(parts["data"], 1)}
-    if element.name == "E2M1":
-        ones["data"] = torch.full_like(parts["data"], 0x22)
-    if element.name == "E4M3":
-        ones["data"] = torch.full_like(parts["data"].view(torch.uint8), 0x38).view(
-            torch.float8_e4m3fn
-        )
+    one = torch.full_like(parts["data"].view(torch.uint8), ONES[element.name])
+    ones = {**parts, "data": one.view(parts["data"].dtype)}
     step, _ = error_figures.decoded(w, error_figures.placed(w, ones, element, block))
     x, v, s = (t.double().numpy().ravel() for t in (w, value, step))
     grid = GRIDS[element.name]
     kept = s > 0
     x, v, s = x[kept], v[kept], s[kept]
-    code = np.abs(np.round(v / s * 512) / 512)
-    place = np.searchsorted(grid, code)
+    place = arithmetic.nearest(grid, np.abs(v / s))
     inward = np.where(v < 0, v < x, v > x) & (place > 0)
     low = np.where(inward, place - 1, np.minimum(place, len(grid) - 2))
     low = np.minimum(low, len(grid) - 2)

@@ -69,6 +69,14 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
         yield Variant("rows", "_row_kernel", types, again, 2 * warps)
     types = {"data_ptr": "*i8", "scale_ptr": "*fp32"} | out | {"cols": "i32", "programs": "i32"}
     yield Variant("integer", "_dequantize_kernel", types, {"TILE": 1024})
+    types = w | {"data_ptr": "*i32", "scale_ptr": "*fp32", "groups": "i32"}
+    for group in (32, 128):
+        groups = {"BF16": bf16, "GROUP": group, "TILE": 2048 // group}
+        yield Variant("integer", "_quantize_groups_kernel", types, groups)
+    for packed, word in ((True, "*i32"), (False, "*i64")):
+        types = {"data_ptr": word, "scale_ptr": "*fp32", "eighths": "i32"} | out
+        groups = {"PACKED": packed, "SHARE": 16, "TILE": 256}
+        yield Variant("integer", "_dequantize_groups_kernel", types, groups, 2)
 
 
 def _mx(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Variant]:
@@ -112,6 +120,8 @@ def _error(w: dict, name: str, bf16: bool) -> Iterator[Variant]:
         ("E4M3", "*u8", "*fp32", 126, False),
         ("E4M3", "*u8", "*u8", 126, False),
         ("INT8", "*i8", "*fp32", 127, False),
+        ("INT4", "*u8", "*fp32", 7, False),
+        ("E5M2", "*u8", "*fp32", 123, False),
     )
     for element, data, scale, last, shared in chosen if name == "bf16" else chosen[:2]:
         types = w | {"data_ptr": data, "scale_ptr": scale} | end

@@ -40,7 +40,8 @@ def test_the_cpus_bytes_for_every_cut(tmp_path, scheme, monkeypatch):
         with monkeypatch.context() as patched:
             if budget is not None:
                 patched.setattr(memory, "budget", lambda *_, budget=budget: budget)
-            done = quantize(source, root / "out", Request(scheme=scheme), device=device)
+            request = Request(scheme=scheme, container="lowbit")
+            done = quantize(source, root / "out", request, device=device)
             quantize(done.output, root / "again", Request(scheme=other), device=device)
             quantize(source, root / "fake", Request(scheme=scheme, fake=True), device=device)
             dequantize(done.output, root / "back", device=device)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit_kernels import rounding
-from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT4, INT8, Format
+from lowbit_kernels.formats import E2M1, E4M3, E5M2, F32, INT4, INT8, Format
 from lowbitcli import api
 from lowbitcli.containers import container
 from lowbitcli.containers.container import Declaration
@@ -75,8 +75,10 @@ def test_two_s_complement_and_formats_with_infinity():
     assert fit(int8, x, parts) == (1, (0, 5), 2, 0)
     assert fit(int8, -x, parts).outside == 5
     assert values_of(E5M2).isfinite().sum() == 2 * 124
-    with pytest.raises(ValueError, match="INT4"):
-        values_of(INT4)
+    assert values_of(INT4)[[0, 7, 9, 15]].tolist() == [0, 7, -7, -1]
+    assert values_of(INT4)[8].isnan()
+    with pytest.raises(ValueError, match="F32"):
+        values_of(F32)
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
@@ -170,7 +172,7 @@ def test_a_flip_to_a_neighbour_is_outside(name, widening):
     """Every element of a weight, its code moved up by one and down by one. bf16 numbers often lie
     on ties, where only the code that lowbit writes is right; the other weight has none."""
     one = scheme(name)
-    w = weight(16, 64).float()
+    w = weight(16, 128 if name == "int4_g128" else 64).float()
     if widening is not None:
         w += torch.rand(w.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
     ops = ops_of(one)
@@ -191,7 +193,7 @@ def test_a_flip_to_a_neighbour_is_outside(name, widening):
         expected = int((packed != codes).sum())
         flips += expected
         assert fit(one, w, changed, widening=widening).outside == expected
-    assert flips > 1800
+    assert flips > 0.8 * 2 * w.numel()
     assert fit(one, w, parts, widening=widening).outside == 0
 
 
@@ -229,8 +231,15 @@ numbers = st.one_of(
 exponents = st.integers(-149, 120)
 
 
-@pytest.mark.parametrize("stored", CONTAINERS)
-@pytest.mark.parametrize("name", [one.name for one in SCHEMES])
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        (one.name, stored)
+        for one in SCHEMES
+        for stored in CONTAINERS
+        if one.name in container(stored).bindings
+    ],
+)
 @settings(max_examples=150, deadline=None)
 @given(
     values=st.lists(numbers, min_size=1, max_size=24),
@@ -240,7 +249,7 @@ exponents = st.integers(-149, 120)
 )
 def test_what_the_arithmetic_writes_is_inside(name, stored, values, exponent, scaled, dtype):
     one = scheme(name)
-    w = torch.tensor(values, dtype=torch.float32).repeat(128)[:128].reshape(2, 64)
+    w = torch.tensor(values, dtype=torch.float32).repeat(256)[:256].reshape(2, 128)
     if scaled:
         w = (w.clamp(-448, 448).double() * 2.0**exponent).float()
     w = w.clamp(-3e38, 3e38).to(dtype)
@@ -261,7 +270,7 @@ def test_what_the_arithmetic_writes_is_inside(name, stored, values, exponent, sc
 def test_a_stack_of_matrices_is_looked_at_matrix_by_matrix(tmp_path, name):
     """Three matrices, each with scales of its own, of more rows than a band has."""
     one = scheme(name)
-    w = torch.stack([weight(300, 64, 10.0**n, seed=n) for n in range(3)])
+    w = torch.stack([weight(300, 128, 10.0**n, seed=n) for n in range(3)])
     ops = ops_of(one)
     parts = ops.quantize(w, ops.shared(ops.measure(w), "amax"), "amax")
     bound = LOWBIT.bindings[name]
@@ -271,7 +280,7 @@ def test_a_stack_of_matrices_is_looked_at_matrix_by_matrix(tmp_path, name):
     checkpoints.write(output, stored, said.metadata)
     checkpoints.write(source, {"m.weight": w})
     assert told(api.verify(output, against=source, device="cpu")) == []
-    row_bytes = 64 // one.element.per_byte
+    row_bytes = 128 // one.element.per_byte
     poke(output, "m.weight", (2 * 300 + 287) * row_bytes + 5, lambda byte: byte ^ 0x01)
     found = api.verify(output, against=source, device="cpu")
     assert told(found) == [("fail", "bound", "m.weight")]
