@@ -10,7 +10,7 @@ from lowbitcli import api
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, RecipeError, UsageError
 from tests import checkpoints
-from tests.checkpoints import hashes, shard_name, sharded, single, weight
+from tests.checkpoints import hashes, sharded, single, weight
 
 Q, K = (f"transformer_blocks.0.attn.to_{part}.weight" for part in "qk")
 FF = "transformer_blocks.0.ff.net.0.proj.weight"
@@ -92,6 +92,16 @@ def test_the_denoiser_is_quantized_and_the_rest_copied_byte_for_byte(tmp_path, p
     assert {**inside, "lowbit.json": ""} == {**outside, "lowbit.json": ""}
 
 
+def test_what_a_component_is_told_says_which(tmp_path, pipe):
+    tensors = checkpoints.read(pipe / "text_encoder")
+    tensors["odd.weight"] = weight(64, 40)
+    single(pipe / "text_encoder", tensors, {"model_type": "t5"})
+    text = 'rules: [{match: ["text_encoder/*", "*"], scheme: mxfp8}]'
+    plan = api.plan_quantize(pipe, None, recipe(tmp_path, text))
+    (told,) = [note for note in plan.notes if "a rule takes these" in note]
+    assert told.startswith("text_encoder: ") and "odd.weight: 40 columns" in told
+
+
 def test_it_comes_back_and_is_inspected(tmp_path, pipe):
     done = api.quantize(pipe, tmp_path / "out", api.Request(scheme="mxfp8"), device="cpu")
     seen = api.inspect(done.output)
@@ -124,6 +134,8 @@ def test_a_pattern_with_a_slash_names_another_component(tmp_path, pipe):
         f"text_encoder/{T5}": "fp8_channel",
     }
     assert done.plan.container == "compressed-tensors, lowbit"
+    assert [x for x in done.plan.notes if "diffusers 0.42 does not read lowbit" in x]
+    assert not [x for x in done.plan.notes if "diffusers 0.42 does not read compressed" in x]
     said = checkpoints.quantization_of(done.output / "text_encoder")
     assert said["quant_method"] == "compressed-tensors"
     assert checkpoints.quantization_of(done.output / "transformer")["quant_method"] == "lowbit"
@@ -191,7 +203,7 @@ def test_the_index_of_a_component_is_checked(tmp_path, pipe):
     index["metadata"]["total_size"] += 1
     path.write_text(json.dumps(index))
     found = api.verify(done.output, device="cpu")
-    assert [one.kind for one in found.failures] == ["index"]
+    assert "index" in {one.kind for one in found.failures}
 
 
 def test_nothing_appears_where_one_component_fails(tmp_path, pipe):
