@@ -24,6 +24,7 @@ from lowbitcli.plan import source as sources
 from lowbitcli.plan.build import build, build_dequantize
 from lowbitcli.plan.choose import Conditions
 from lowbitcli.plan.digest import digest
+from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
 from lowbitcli.plan.source import Source
 from lowbitcli.plan.together import source_under, together
@@ -98,12 +99,26 @@ def build_pipeline(
         conditions = replace(conditions, non_finite=frozenset(held))
         share = shares[part]
         if share.rules:
-            plans[part] = build(component, share, conditions, max_shard_size)
+            plan = build(component, share, conditions, max_shard_size)
+            told = [*plan.notes, *notes_on(plan, share), *_unread(component, plan)]
+            plans[part] = replace(plan, notes=tuple(told))
         else:
             plans[part] = _copied(component)
     fake = any(plan.recipe.get("fake", False) for plan in plans.values())
     said = {"name": recipe.name, "digest": recipe.digest, "fake": fake}
     return together(checkpoint, plans, said)
+
+
+def _unread(component: Checkpoint, plan: Plan) -> list[str]:
+    """Tell of a component that diffusers loads, and quantized cannot."""
+    if "_class_name" not in (component.config or {}) or not plan.quantized:
+        return []
+    if plan.container == PLAIN.name:
+        return []
+    return [
+        f"diffusers 0.42 does not read {plan.container}, and refuses the component; "
+        "lowbit dequantize gives it back"
+    ]
 
 
 def dequantize_pipeline(
