@@ -125,8 +125,8 @@ def quantization(
                 plan = build(checkpoint, recipe, conditions, size)
                 if asked == "auto" and plan.container == conditions.container.name:
                     plan = replace(plan, chosen=_why(conditions.container))
+                plan = replace(plan, notes=(*plan.notes, *notes_on(plan, recipe)))
         suffix = f"{recipe.name}-fake" if request.fake else recipe.name
-        plan = replace(plan, notes=(*plan.notes, *notes_on(plan, recipe)))
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
 
 
