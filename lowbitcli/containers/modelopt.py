@@ -124,6 +124,13 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
             "vLLM 0.33 has no experts in fp8_channel of this container: for it choose "
             "fp8_block128, mxfp8 or nvfp4, or write --container compressed-tensors"
         )
+    unread = {d.scheme.name for d in declarations if d.scheme is not None} - {"nvfp4"}
+    if unread:
+        notes.append(
+            f"SGLang 0.5.23 does not load {', '.join(sorted(unread))} of this container, in a "
+            "mixed checkpoint without a word: for it write FP8 in compressed-tensors, and mxfp8 "
+            "in native-mxfp8"
+        )
     excluded = beside["quantization"].get("exclude_modules", ())
     notes += [
         f"vLLM 0.33 will also exclude {layer}: the excluded {name} is a part of its name"
