@@ -159,6 +159,9 @@ rules:
 
 # Kinds that are kept by default and shall not be:
 # quantize: [heads]
+
+# How stacks of experts lie, where the model's type does not say it:
+# layout: {{"*.experts.gate_up_proj": in_out interleaved, "*.experts.down_proj": in_out}}
 """
 
 __all__ = ["AUTO", "Shipped", "for_scheme", "init", "load", "names"]
