@@ -168,7 +168,7 @@ def quantize_nvfp4(
     w: Tensor, global_scale: Tensor, reference: Reference, radius: int | None, h: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return packed codes and scales of NVFP4; radius is None by rule amax, else it and `h` are for
-    the reference, which searches.
+    a search.
     """
     lead = w.shape[:-2].numel()
     # Weights of columns need whole rows.
@@ -178,14 +178,17 @@ def quantize_nvfp4(
     packed = torch.empty((*w.shape[:-1], w.shape[-1] // 2), dtype=torch.uint8)
     scale = torch.empty((*w.shape[:-1], w.shape[-1] // 16), dtype=torch.float8_e4m3fn)
     codes, scales = packed.view(lead, -1, across // 2), scale.view(lead, -1, across // 16)
-    fast = compiled(w) if radius is None else None
+    fast = compiled(w)
     bounds = torch.stack([fast.nvfp4_bounds(g, w.dtype) for g in shared]) if fast else None
 
     def step(span: Span) -> None:
         source, g = x[span], shared[span[0]]
         into, found = codes[span], scales[span]
         if fast and bounds is not None:
-            fast.quantize_nvfp4(source, g, bounds[span[0]], into, found)
+            if radius is None:
+                fast.quantize_nvfp4(source, g, bounds[span[0]], into, found)
+            else:
+                fast.search_nvfp4(source, g, bounds[span[0]], radius, h, into, found)
         elif radius is not None or not cpu_steps.nvfp4(source, g, into, found):
             _put(reference(source, g, radius, h), into, found)
 

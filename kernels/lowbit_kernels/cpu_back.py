@@ -6,6 +6,7 @@ E2M1 to 16 bits the eight values of each step are given as patterns, and a code 
 
 from numba import int64  # pyright: ignore[reportMissingImports]
 
+from lowbit_kernels.cpu_rounding import decode_e2m1
 from lowbit_kernels.cpu_vectors import F32, I8, I16, I32, Lanes, Memory, jit, vectors, where
 
 VALUES = 8 * 16  # of a step: eight patterns, each in sixteen lanes
@@ -27,12 +28,6 @@ def _e5m2(code: Lanes) -> Lanes:
     # Inf, and NaN of whichever mantissa.
     bits = where(a.above(0x7B), (a << 21) + (224 << 23), bits)
     return (bits | ((code & 0x80) << 24)).read_as(F32)
-
-
-def _e2m1(code: Lanes) -> Lanes:
-    a = code & 7
-    bits = where((a * -1).above(-2), a * 0x3F000000, (a << 22) + (126 << 23))
-    return (bits | ((code & 8) << 28)).read_as(F32)
 
 
 def _int8(code: Lanes) -> Lanes:
@@ -76,7 +71,7 @@ _int8_wide, _int8_one = _eight(_int8)
 @vectors
 def _four_wide(data: Memory, at: Lanes, step: Lanes, out: Memory, to: Lanes) -> None:
     """Write values of the 16 E2M1 codes of 8 bytes."""
-    value = _e2m1(_nibbles(data, at).to(I32)) * step.spread(16)
+    value = decode_e2m1(_nibbles(data, at).to(I32)) * step.spread(16)
     out.store(to, _stored(value, out.one))
 
 

@@ -35,7 +35,9 @@ HALF = 13  # the shift of fp16, which is not all that makes fp32 of it
 
 
 @vectors
-def _count(w: Memory, at: Lanes, bounds: Memory, row: Lanes, limit: Lanes, out: Memory, to: Lanes):
+def count_below(
+    w: Memory, at: Lanes, bounds: Memory, row: Lanes, limit: Lanes, out: Memory, to: Lanes
+):
     """Write packed E2M1 codes of 16 patterns of 16 bits: how many bounds lie below each."""
     x = w.load(at, 16)
     if x.one == I32:
@@ -50,7 +52,7 @@ def _count(w: Memory, at: Lanes, bounds: Memory, row: Lanes, limit: Lanes, out: 
 
 
 @vectors
-def _nvfp4_floats(w: Memory, at: Lanes, step: Lanes, out: Memory, to: Lanes):
+def nvfp4_floats(w: Memory, at: Lanes, step: Lanes, out: Memory, to: Lanes):
     """Write packed E2M1 codes of 16 elements, whatever the step is."""
     x = floats(w, at, 16)
     wide = step.spread(16)
@@ -163,11 +165,11 @@ def nvfp4_groups(w, shift, limit, g, decoded, bounds, packed, scale, tops):
             if own.shape[0] > 1:
                 for b in range(found.shape[0]):
                     at = 16 * (first + b)
-                    _count(x, at, own, int64(found[b]) * BOUNDS, limit, into, at >> 1)
+                    count_below(x, at, own, int64(found[b]) * BOUNDS, limit, into, at >> 1)
             else:
                 for b in range(found.shape[0]):
                     at = 16 * (first + b)
-                    _nvfp4_floats(x, at, decoded[found[b]] * shared, into, at >> 1)
+                    nvfp4_floats(x, at, decoded[found[b]] * shared, into, at >> 1)
 
 
 @jit
@@ -211,8 +213,8 @@ def mx(w, shift, limit, element, rule, limits, bounds, data, scale, tops, steps)
         elif bounds.shape[0] > 1:
             for b in range(found.shape[0]):
                 at, row = 32 * (first + b), int64(found[b]) * BOUNDS
-                _count(w, at, bounds, row, limit, data, at >> 1)
-                _count(w, at + 16, bounds, row, limit, data, (at >> 1) + 8)
+                count_below(w, at, bounds, row, limit, data, at >> 1)
+                count_below(w, at + 16, bounds, row, limit, data, (at >> 1) + 8)
         else:
             for b in range(found.shape[0]):
                 at = 32 * (first + b)

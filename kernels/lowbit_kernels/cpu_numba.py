@@ -8,6 +8,7 @@ included.
 | `cast_fp8` | e4m3(w / scale) |
 | `quantize_int8` | INT8 by rows |
 | `quantize_nvfp4`, `nvfp4_bounds` | NVFP4 by rule amax |
+| `search_nvfp4` | NVFP4 by the rules mse, mse_all |
 | `quantize_mx` | MXFP8, MXFP4 by the rules amax, floor, ceil, even |
 | `quantize_fp8_blocks`, `dequantize_fp8_blocks` | FP8 by blocks of 128 columns |
 | `dequantize` | values of codes with a step for each block |
@@ -25,7 +26,7 @@ import torch
 from numba import float32, int16, int32  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from lowbit_kernels import cpu_back, cpu_casts, cpu_loops
+from lowbit_kernels import cpu_back, cpu_casts, cpu_loops, cpu_search
 from lowbit_kernels.cpu_loops import BOUNDS, HALF, STRIP
 from lowbit_kernels.cpu_steps import table
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, Format
@@ -132,6 +133,35 @@ def quantize_nvfp4(w: Tensor, g: Tensor, bounds: Tensor, packed: Tensor, scale: 
         _groups(packed),
         _groups(scale, torch.uint8),
         torch.empty(STRIP // 16).numpy(),
+    )
+
+
+def search_nvfp4(
+    w: Tensor,
+    g: Tensor,
+    bounds: Tensor,
+    radius: int,
+    h: Tensor | None,
+    packed: Tensor,
+    scale: Tensor,
+) -> None:
+    """Write codes and scales of blocks `w [groups, n, ...]` with the scales of least error; `h` are
+    weights of columns, where a group is whole rows.
+    """
+    if w.dtype == torch.float16:
+        w, bounds = w.float(), torch.zeros((len(bounds), 1), dtype=torch.int16)
+    dtype, shift, limit = _by_pattern(w.dtype)
+    cpu_search.nvfp4_groups(
+        _groups(w, dtype),
+        shift,
+        limit,
+        _array(g),
+        _array(table("E4M3")),
+        bounds.numpy(),
+        int32(radius),
+        (torch.ones(16) if h is None else h.view(-1)).numpy(),
+        _groups(packed),
+        _groups(scale, torch.uint8),
     )
 
 

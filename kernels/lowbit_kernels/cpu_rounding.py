@@ -64,6 +64,13 @@ def encode_int8(q: Lanes) -> Lanes:
     return where(a.above(0x7F800000), 0, signed).to(I8)
 
 
+def decode_e2m1(code: Lanes) -> Lanes:
+    """Return fp32 of E2M1 codes in lanes of 32 bits."""
+    a = code & 7
+    bits = where((a * -1).above(-2), a * 0x3F000000, (a << 22) + (126 << 23))
+    return (bits | ((code & 8) << 28)).read_as(F32)
+
+
 def half_floats(pattern: Lanes) -> Lanes:
     """Return fp32 of the patterns of magnitudes of fp16 in lanes of 32 bits."""
     bits = ((pattern << 13).read_as(F32) * 2.0**112).read_as(I32)

@@ -168,6 +168,8 @@ class Lanes:
 
     def chosen(self, places: list[int]) -> "Lanes":
         """Return the lanes at `places`."""
+        if len(places) == 1:
+            return self._of(self._builder.extract_element(self.value, ir.Constant(I32, places[0])))
         mask = ir.Constant(ir.VectorType(I32, len(places)), places)
         return self._of(self._builder.shuffle_vector(self.value, self.value, mask))
 

@@ -102,10 +102,25 @@ class TestQuantize:
     def test_nvfp4(self, dtype, alike):
         for name, w in large(dtype):
             alike(name, lambda w=w: nvfp4.quantize(w))
-        w = weights(dtype)["wide"].repeat(20, 4)
-        alike("mse", lambda: nvfp4.quantize(w, None, "mse"))
-        h = torch.linspace(0, 3, w.shape[-1])
-        alike("weighted", lambda: nvfp4.quantize(w, None, "mse", h))
+
+    def test_nvfp4_searches(self, dtype, alike):
+        samples = dict(large(dtype))
+        for name in ("wide", "huge", "subnormal", "tiny_blocks", "nan", "inf", "stack"):
+            w = samples[name]
+            alike(name, lambda w=w: nvfp4.quantize(w, None, "mse"))
+            h = torch.linspace(0, 3, w.shape[-1])
+            alike(f"{name} weighted", lambda w=w, h=h: nvfp4.quantize(w, None, "mse", h))
+        for name in ("gauss", "ties", "one_subnormal", "nan"):
+            alike(f"{name} all", lambda w=samples[name]: nvfp4.quantize(w, None, "mse_all"))
+        given = torch.tensor(1e-44)
+        alike("no step", lambda: nvfp4.quantize(samples["wide"], given, "mse_all"))
+
+    def test_nvfp4_in_the_other_order(self, dtype, alike):
+        samples = dict(large(dtype))
+        ragged = weights(dtype, 150, 304)["wide"]
+        for name, w in (("ragged", ragged), ("stack", samples["stack"]), ("nan", samples["nan"])):
+            for rule in ("four_over_six", "2d"):
+                alike(f"{name} {rule}", lambda w=w, r=rule: nvfp4.quantize(w, None, r))
 
     def test_nvfp4_of_every_pattern(self, dtype, alike):
         for name, w in every(dtype).items():
