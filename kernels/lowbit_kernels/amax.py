@@ -95,7 +95,7 @@ def matrix(w: Tensor) -> Tensor:
 def rows(w: Tensor) -> Tensor:
     """Return fp32 `[*, R]`: the largest magnitude of each row of `w`."""
     check_weight(w)
-    return _largest(w.contiguous())
+    return cpu.largest(w.unsqueeze(-2)) if cpu.takes(w) else _largest(w.contiguous())
 
 
 def blocks(w: Tensor, width: int) -> Tensor:

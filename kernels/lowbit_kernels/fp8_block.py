@@ -235,7 +235,8 @@ def quantize(
     def run_slice(part: Tensor) -> tuple[Tensor, Tensor]:
         return _quantize_reference(part, high, rule, element)
 
-    cpu.by_rows(run_slice, high, (w,), (data, scale))
+    loop = ("quantize_fp8_blocks", high, rule) if element is E4M3 else ()
+    cpu.by_rows(run_slice, high, (w,), (data, scale), loop)
     return data, scale
 
 
@@ -248,7 +249,12 @@ def dequantize(
         run = _launch_dequantize if use_kernel(data) else _dequantize_reference
         return run(data, scale, high, dtype)
     out = torch.empty(data.shape, dtype=dtype)
-    cpu.by_rows(lambda d, s: _dequantize_reference(d, s, high, dtype), high, (data, scale), (out,))
+
+    def run_slice(data: Tensor, scale: Tensor) -> Tensor:
+        return _dequantize_reference(data, scale, high, dtype)
+
+    loop = ("dequantize_fp8_blocks", high) if data.dtype == torch.float8_e4m3fn else ()
+    cpu.by_rows(run_slice, high, (data, scale), (out,), loop)
     return out
 
 

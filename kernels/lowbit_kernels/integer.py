@@ -224,7 +224,7 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
         return _quantize_reference(w)
     scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32)
     data = torch.empty(w.shape, dtype=torch.int8)
-    cpu.by_rows(_quantize_reference, 1, (w,), (data, scale))
+    cpu.by_rows(_quantize_reference, 1, (w,), (data, scale), ("quantize_int8",))
     return data, scale
 
 

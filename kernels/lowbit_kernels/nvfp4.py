@@ -410,12 +410,24 @@ def _quantize_in_other_order(
     if use_new_kernel(w):
         packed, scale = nvfp4_te.launch(w, amax, largest, rule == "2d")
         return packed, scale, global_scale
+    if not cpu.takes(w):
+        return *_te_reference(w, amax, rule), global_scale
+    packed = torch.empty((*w.shape[:-1], w.shape[-1] // 2), dtype=torch.uint8)
+    scale = torch.empty((*w.shape[:-1], w.shape[-1] // BLOCK), dtype=torch.float8_e4m3fn)
+    each = amax[..., None, None].expand(*w.shape[:-1], 1)
+
+    def run_slice(part: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+        return _te_reference(part, amax[0, 0], rule)
+
+    cpu.by_rows(run_slice, BLOCK, (w, each), (packed, scale))
+    return packed, scale, global_scale
+
+
+def _te_reference(w: Tensor, amax: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     blocks = w.float().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
     if rule == "four_over_six":
-        packed, scale = nvfp4_te.quantize_four_over_six(blocks, amax, largest)
-    else:
-        packed, scale = nvfp4_te.quantize_blocks(blocks, amax, tall=True)
-    return packed, scale, global_scale
+        return nvfp4_te.quantize_four_over_six(blocks, amax, LARGEST_SCALE[rule])
+    return nvfp4_te.quantize_blocks(blocks, amax, tall=True)
 
 
 def dequantize(
