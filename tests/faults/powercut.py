@@ -41,18 +41,19 @@ class Step:
 
 @dataclass
 class Log:
-    """Everything a run did, and which numbers are folders."""
+    """Everything a run did, which numbers are folders, and at which step it began: what was there
+    before is told first."""
 
     steps: list[Step] = field(default_factory=list)
     folders: set[int] = field(default_factory=lambda: {ROOT})
+    began: int = 0
 
 
 class Recorder:
-    """Puts itself between a process and its files below a folder, which is empty at first, or holds
-    what `before` found."""
+    """Puts itself between a process and its files below a folder."""
 
-    def __init__(self, root: Path, before: "Log | None" = None) -> None:
-        self.log = before or Log()
+    def __init__(self, root: Path) -> None:
+        self.log = Log()
         self._root = os.path.realpath(root)
         self._lock = threading.RLock()
         self._numbers: dict[tuple[int, int], int] = {}
@@ -67,6 +68,7 @@ class Recorder:
             self._wrap(os, name, getattr(self, f"_{name}"))
         self._wrap(atomic, "_renameat2", self._renameat2)
         self._scan(self._root, ROOT)
+        self.log.began = len(self.log.steps)
 
     def save(self, path: Path) -> None:
         path.write_bytes(pickle.dumps(self.log))
