@@ -362,7 +362,7 @@ def arguments_of(line: list[str]) -> argparse.Namespace:
 def main() -> None:
     arguments = arguments_of(sys.argv[1:])
     if arguments.peer:
-        as_peer(*arguments.peer, arguments)
+        as_peer(arguments.peer[0], arguments.peer[1], arguments)
         return
     root = arguments.folder / f"lowbit-bench-{os.getpid()}"
     device = device_of(arguments.device)

@@ -18,9 +18,10 @@ from lowbitcli.checkpoint import shares
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.pipeline.arithmetic import device_of
+from lowbitcli.pipeline.finite import find_non_finite
 from lowbitcli.pipeline.ledger import Progress, Result
 from lowbitcli.pipeline.memory import DEFAULT
-from lowbitcli.pipeline.run import Options, find_non_finite, run
+from lowbitcli.pipeline.run import Options, run
 from lowbitcli.pipeline.run import finish as finish_shares
 from lowbitcli.pipeline.shares import Share
 from lowbitcli.pipeline.spread import Spread
@@ -69,6 +70,8 @@ class Outcome:
     blocks: int = 0
     share: Share | None = None
     missing: dict[int, int] = field(default_factory=dict)
+    forecast: tuple[int, int] = (0, 0)
+    allowed: tuple[int, int | None] = (DEFAULT, None)
 
     @property
     def bytes_in(self) -> int:
@@ -92,6 +95,7 @@ def quantize(
     device: str = "auto",
     force: bool = False,
     max_memory: int | None = None,
+    max_gpu_memory: int | None = None,
     resume: bool = True,
     readback: bool = True,
     spread: Spread | None = None,
@@ -100,16 +104,16 @@ def quantize(
     """Quantize a checkpoint; the output appears whole or not at all.
 
     `request` says how (default: NVFP4); without `output` it goes beside the source. `max_memory`
-    is what the whole process may take, in bytes (default: 2 GiB). With `resume` a run goes on
-    with what an interrupted run of the same plan left; with `readback` everything is read and
-    hashed again before the output gets its name. `spread` is over what the work is spread, in the
-    place of one `device`.
+    is what the whole process may take, in bytes (default: 2 GiB), `max_gpu_memory` what it may
+    reserve of a GPU (default: what it needs). With `resume` a run goes on with what an interrupted
+    run of the same plan left; with `readback` everything is read and hashed again before the output
+    gets its name. `spread` is over what the work is spread, in the place of one `device`.
 
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
     request = request or Request()
-    options = Options(force, max_memory or DEFAULT, resume, readback)
+    options = Options(force, max_memory or DEFAULT, resume, readback, max_gpu_memory)
     with _spread(spread, device, options) as (where, options):
         with quantization(source, output, request) as (plan, checkpoint, recipe):
             policy = request.nonfinite or recipe.nonfinite
@@ -136,6 +140,7 @@ def dequantize(
     raw_fp8: bool = False,
     max_shard_size: int | None = None,
     max_memory: int | None = None,
+    max_gpu_memory: int | None = None,
     resume: bool = True,
     readback: bool = True,
     spread: Spread | None = None,
@@ -147,7 +152,7 @@ def dequantize(
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
-    options = Options(force, max_memory or DEFAULT, resume, readback)
+    options = Options(force, max_memory or DEFAULT, resume, readback, max_gpu_memory)
     how: dict[str, Any] = {"dtype": dtype, "strict": strict, "raw_fp8": raw_fp8}
     how["max_shard_size"] = max_shard_size
     with _spread(spread, device, options) as (where, options):
@@ -265,6 +270,8 @@ def _outcome(
         result.blocks,
         share,
         result.missing,
+        result.forecast,
+        result.allowed,
     )
 
 

@@ -24,6 +24,7 @@ from lowbitcli.program import (
 )
 
 SHARD_SIZE = "--max-shard-size 5GB"
+GPU_MEMORY = "--max-gpu-memory 4GiB"
 
 app = typer.Typer(
     name="lowbit",
@@ -77,6 +78,7 @@ def quantize(
     max_shard_size: opt.MaxShardSize = None,
     force: opt.Force = False,
     max_memory: opt.MaxMemory = None,
+    max_gpu_memory: opt.MaxGpuMemory = None,
     resume: opt.Resume = True,
     readback: opt.Readback = True,
     devices: opt.Devices = None,
@@ -122,7 +124,7 @@ def quantize(
     )
     if dry_run:
         return _plan(source, output, request, as_json=as_json, quiet=quiet, verbose=verbose)
-    memory = byte_count(max_memory)
+    memory, gpu_memory = byte_count(max_memory), byte_count(max_gpu_memory, GPU_MEMORY)
     with early.importing():
         from lowbitcli import api
         from lowbitcli.progress import show_progress
@@ -135,6 +137,7 @@ def quantize(
             device=device,
             force=force,
             max_memory=memory,
+            max_gpu_memory=gpu_memory,
             resume=resume,
             readback=readback,
             spread=api.Spread(devices, cluster, shard_index, num_shards),
@@ -154,6 +157,7 @@ def dequantize(
     max_shard_size: opt.MaxShardSize = None,
     force: opt.Force = False,
     max_memory: opt.MaxMemory = None,
+    max_gpu_memory: opt.MaxGpuMemory = None,
     resume: opt.Resume = True,
     readback: opt.Readback = True,
     devices: opt.Devices = None,
@@ -176,7 +180,7 @@ def dequantize(
 
     if num_shards is None:
         early.begin(source, device if devices is None and cluster is None else "cpu")
-    memory = byte_count(max_memory)
+    memory, gpu_memory = byte_count(max_memory), byte_count(max_gpu_memory, GPU_MEMORY)
     shard_size = byte_count(max_shard_size, SHARD_SIZE)
     with early.importing():
         from lowbitcli import api
@@ -193,6 +197,7 @@ def dequantize(
             max_shard_size=shard_size,
             force=force,
             max_memory=memory,
+            max_gpu_memory=gpu_memory,
             resume=resume,
             readback=readback,
             spread=api.Spread(devices, cluster, shard_index, num_shards),

@@ -99,6 +99,15 @@ MaxMemory = Annotated[
         metavar="SIZE",
     ),
 ]
+MaxGpuMemory = Annotated[
+    str | None,
+    _option(
+        "--max-gpu-memory",
+        "MAX_GPU_MEMORY",
+        "memory of the GPU that may be reserved, at least 256MiB [what it needs]",
+        metavar="SIZE",
+    ),
+]
 MaxShardSize = Annotated[
     str | None,
     _option(

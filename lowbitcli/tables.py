@@ -96,6 +96,9 @@ def _sizes(plan: Plan) -> list[str]:
     told = "" if free is None else f" of disk, where {size(free)} are free,"
     disk = plan.bytes_out + sum(beside.values())
     lines.append(f"needs {size(disk)}{told} and about {size(need.memory(plan))} of memory")
+    if need.has_gpu():
+        both = size(need.memory(plan, gpu=True)), size(need.gpu_memory(plan))
+        lines.append(f"with a GPU about {both[0]} of memory and {both[1]} of the GPU's")
     return lines
 
 
@@ -119,6 +122,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "beside": need.beside(plan),
         "bytes_free": None if plan.output is None else need.disk_free(plan.output),
         "memory_about": need.memory(plan),
+        "memory_about_with_gpu": need.memory(plan, gpu=True),
+        "gpu_memory_about": need.gpu_memory(plan),
         "bits_per_weight": plan.bits_per_weight,
         "schemes": {
             name: {"tensors": number, "bytes": total}
@@ -165,9 +170,10 @@ def outcome_lines(outcome: "Outcome", *, everything: bool = False) -> list[str]:
     if plan.bits_per_weight:
         sizes += f", {plan.bits_per_weight:.2f} bits per quantized weight"
     rate = plan.bytes_in / outcome.seconds / 1e9 if outcome.seconds else 0.0
-    memory = f"peak memory {size(outcome.peak_rss)}"
+    memory = f"peak memory {_of(outcome.peak_rss, outcome.allowed[0], outcome.forecast[0])}"
     if outcome.peak_gpu:
-        memory += f", of the GPU {size(outcome.peak_gpu)}"
+        gpu = _of(outcome.peak_gpu, outcome.allowed[1], outcome.forecast[1])
+        memory += f", of the GPU {gpu}"
     lines = []
     worst = outcome.worst(len(outcome.errors) if everything else 5)
     if worst:
@@ -214,6 +220,12 @@ def share_lines(outcome: "Outcome") -> list[str]:
     ]
 
 
+def _of(peak: int, allowed: int | None, forecast: int) -> str:
+    """Tell a peak of memory, its cap if there is one, and what was expected."""
+    cap = "" if allowed is None else f" of {size(allowed)}"
+    return f"{size(peak)}{cap} (forecast {size(forecast)})"
+
+
 def timing_lines(outcome: "Outcome") -> list[str]:
     """Tell where a run's time went: seconds of each stage, those of threads added up."""
     ranked = sorted(outcome.stages.items(), key=lambda item: -item[1])
@@ -241,6 +253,7 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         "stages": dict(outcome.stages),
         "peak_rss": outcome.peak_rss,
         "peak_gpu": outcome.peak_gpu,
+        "forecast": dict(zip(("peak_rss", "peak_gpu"), outcome.forecast, strict=True)),
     }
 
 

@@ -9,6 +9,7 @@ from lowbit_kernels.error import Sums
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
 from lowbitcli.errors import StoppedError
+from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.crew import Crew, Step
 from lowbitcli.pipeline.proof import Done, Scribe, Trial, read_back
 from lowbitcli.pipeline.stop import Stop
@@ -28,7 +29,8 @@ class Result:
     `complete` is whether there was nothing to do; `resumed` counts jobs that were done before;
     `stages` has the seconds of each stage, those of threads and processes added up; memory is that
     of the process that took most. `missing` has the jobs that other shares still have to do, by
-    share: the output is published when there are none.
+    share: the output is published when there are none. `forecast` is what was expected of both
+    peaks, `allowed` their caps.
     """
 
     errors: dict[str, Sums] = field(default_factory=dict)
@@ -42,6 +44,8 @@ class Result:
     complete: bool = False
     stages: dict[str, float] = field(default_factory=dict)
     missing: dict[int, int] = field(default_factory=dict)
+    forecast: tuple[int, int] = (0, 0)
+    allowed: tuple[int, int | None] = (memory.DEFAULT, None)
 
     def add(self, usage: Usage) -> None:
         """Count in what a worker took."""

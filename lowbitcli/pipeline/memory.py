@@ -6,10 +6,11 @@
 on the torch references; on a GPU the host only holds what is read and what is written.
 """
 
+import contextlib
 import math
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,11 @@ CPU_ELEMENTS, GPU_ELEMENTS = 1 << 19, 1 << 24
 GPU_THREADS = 6
 GPU_RESERVE = 384 << 20  # kernels that are loaded and compiled while it runs
 GPU_HELD = 8 << 30
+GPU_LEAST = 256 << 20
+GPU_APART = 64 << 20  # what its allocator rounds up and keeps for streams
+# Bytes of the GPU for each element of a slice at its worst: by kernels, and by torch where a rule
+# has no kernel.
+ON_GPU_COST, ON_GPU_SEARCH_COST = 24, 96
 
 
 @dataclass(frozen=True)
@@ -38,15 +44,20 @@ class Budget:
     held: int
 
 
-def budget(plan: Plan, cap: int, device: torch.device) -> Budget:
-    """Return what a run of `plan` may use, with `cap` bytes for the whole process.
+def budget(plan: Plan, cap: int, device: torch.device, gpu_cap: int | None = None) -> Budget:
+    """Return what a run of `plan` may use, with `cap` bytes for the whole process and `gpu_cap` of
+    the GPU.
 
     Raises:
-        UsageError: the cap is below the least.
+        UsageError: a cap is below the least.
     """
     if cap < LEAST:
         raise UsageError(
             f"{cap} bytes of memory are too few", hint="--max-memory 1GiB is the least"
+        )
+    if gpu_cap is not None and gpu_cap < GPU_LEAST:
+        raise UsageError(
+            f"{gpu_cap} bytes of the GPU are too few", hint="--max-gpu-memory 256MiB is the least"
         )
     cuda = device.type == "cuda"
     free = max(0, cap - resident() - (GPU_RESERVE if cuda else RESERVE))
@@ -59,9 +70,39 @@ def budget(plan: Plan, cap: int, device: torch.device) -> Budget:
     threads = max(1, min(threads, working // (unit * cost + block)))
     elements = max(1, min(wanted, (working // threads - block) // cost))
     held = max(0, free - threads * (max(elements, unit) * cost + block))
-    if cuda:  # what is held between two passes stays on the device
-        held = min(GPU_HELD, torch.cuda.mem_get_info(device)[0] // 4)
-    return Budget(threads, elements, held)
+    if not cuda:
+        return Budget(threads, elements, held)
+    # What is held between two passes stays on the device.
+    if gpu_cap is None:
+        return Budget(threads, elements, min(GPU_HELD, torch.cuda.mem_get_info(device)[0] // 4))
+    return within_gpu(plan, gpu_cap, Budget(threads, elements, 0))
+
+
+def within_gpu(plan: Plan, cap: int, wanted: Budget) -> Budget:
+    """Return what may be used of what is wanted, and how much may be held, with `cap` bytes of the
+    GPU."""
+    computed = [weight for weight in plan.weights if not weight.copies]
+    unit = max((unit_rows(weight) * weight.shape[-1] for weight in computed), default=1)
+    searches = any(weight.rule not in ("", "amax") for weight in computed)
+    cost = ON_GPU_SEARCH_COST if searches else ON_GPU_COST
+    free = cap - GPU_APART
+    threads = max(1, min(wanted.threads, free * 3 // 4 // (unit * cost)))
+    elements = max(1, min(wanted.elements, free * 3 // 4 // (threads * cost)))
+    return Budget(threads, elements, max(0, free - threads * max(elements, unit) * cost))
+
+
+@contextlib.contextmanager
+def gpu_limit(device: torch.device, cap: int | None) -> Iterator[None]:
+    """Let torch reserve no more than `cap` bytes of a GPU in this `with`."""
+    if cap is None or device.type != "cuda":
+        yield
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def _block(weight: Weight) -> int:

@@ -29,9 +29,9 @@ from lowbitcli.pipeline.ledger import Ledger, Progress, Result, proved
 from lowbitcli.pipeline.proof import Scribe, source_hash
 from lowbitcli.pipeline.shares import Share, shares
 from lowbitcli.pipeline.stop import Stop
-from lowbitcli.pipeline.work import look
 from lowbitcli.pipeline.worker import Brief, Told, Usage, Worker
 from lowbitcli.pipeline.write import Writer
+from lowbitcli.plan import need
 from lowbitcli.plan.asked import Asked
 from lowbitcli.plan.nouns import Plan
 from lowbitcli.tensors import safe
@@ -61,6 +61,7 @@ class Options:
     max_memory: int = memory.DEFAULT
     resume: bool = True
     readback: bool = True
+    max_gpu_memory: int | None = None
     engine: Engine | None = None
     share: Share | None = None
     asked: Asked | None = None
@@ -87,15 +88,16 @@ def run(
     if device.type == "cuda":
         torch.zeros(1, device=device)  # what CUDA itself takes counts as taken
         torch.cuda.reset_peak_memory_stats(device)
-    budget = memory.budget(plan, options.max_memory, device)
-    with Stop() as stop, Crew(budget.threads, device) as crew:
+    budget = memory.budget(plan, options.max_memory, device, options.max_gpu_memory)
+    limit = memory.gpu_limit(device, options.max_gpu_memory)
+    with limit, Stop() as stop, Crew(budget.threads, device) as crew:
         if not options.force and is_complete(plan, checkpoint, output, crew):
             atomic.tidy(output)
             result = Result(complete=True)
         else:
             doing = _Run(plan, checkpoint, output, options, crew, budget, stop, progress)
             result = doing.share() if options.share is not None else doing.whole()
-    return _measured(result, started, crew)
+    return _measured(_foreseen(result, plan, options, device), started, crew)
 
 
 def finish(
@@ -121,7 +123,16 @@ def finish(
         result = doing.gather()
         if result.missing:
             raise _missing(output, result.missing, doing.number)
-    return _measured(result, started, crew)
+    return _measured(_foreseen(result, plan, options, device), started, crew)
+
+
+def _foreseen(result: Result, plan: Plan, options: Options, device: torch.device) -> Result:
+    """Say in a result what was expected of peaks of memory."""
+    gpu = device.type == "cuda"
+    result.allowed = (options.max_memory, options.max_gpu_memory)
+    here = need.memory(plan, options.max_memory, gpu=gpu)
+    result.forecast = (here, need.gpu_memory(plan, options.max_gpu_memory) if gpu else 0)
+    return result
 
 
 def _measured(result: Result, started: float, crew: Crew) -> Result:
@@ -280,6 +291,7 @@ class _Run:
             staged.target,
             staged.staging,
             self._options.max_memory,
+            self._options.max_gpu_memory,
         )
         engine = self._options.engine
         complete, usages = engine.do(self._plan, brief, left, ledger, lambda: bool(self._stop))
@@ -323,23 +335,3 @@ def is_complete(plan: Plan, checkpoint: Checkpoint, output: Path, crew: Crew) ->
 
     crew.run(map(step, sorted(parts)), lambda _: None)
     return digest_of(hashes) == made.source
-
-
-def find_non_finite(
-    plan: Plan, checkpoint: Checkpoint, progress: Progress | None = None
-) -> dict[str, str]:
-    """Return name -> what is wrong, of every weight to be quantized that holds NaN or Inf.
-
-    This reads all weights that the plan rounds, once, before anything is written.
-    """
-    found = {}
-    rounded = [weight for weight in plan.quantized if not weight.recodes]
-    done, total = 0, sum(weight.bytes_in for weight in rounded)
-    for weight in rounded:
-        if progress is not None:
-            progress(done, total, weight.name)
-        done += weight.bytes_in
-        bad = look(weight, checkpoint, torch.device("cpu"))
-        if bad.found:
-            found[weight.name] = bad.error().message
-    return found

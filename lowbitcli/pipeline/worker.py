@@ -154,6 +154,7 @@ class Brief:
     target: Path
     staging: Path
     max_memory: int
+    max_gpu_memory: int | None = None
 
     @contextmanager
     def worker(self, device: str, crowd: int = 1) -> Iterator[tuple[Worker, AttachedFiles]]:
@@ -172,7 +173,8 @@ class Brief:
                     hint="did it change meanwhile? Is it the same, with the same lowbit, on every "
                     "machine?",
                 )
-            budget = memory.budget(plan, self.max_memory, where)
+            budget = memory.budget(plan, self.max_memory, where, self.max_gpu_memory)
+            held.enter_context(memory.gpu_limit(where, self.max_gpu_memory))
             if where.type == "cpu":
                 budget = replace(budget, threads=max(1, budget.threads // crowd))
             files = AttachedFiles(self.target, self.staging, directory=plan.directory)

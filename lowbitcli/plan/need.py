@@ -3,11 +3,12 @@
     memory = what a process with torch holds + elements of the largest job * bytes an element takes
 
 A job of more than a slice for each thread takes that much and what is held between two passes, and
-nothing takes more than the cap. The bytes of an element were measured on the CPU, temporaries of
-the arithmetic included.
+nothing takes more than the cap. The bytes of an element were measured, temporaries of the
+arithmetic included: on a CPU, and beside a GPU, where only what is read and written is here.
 """
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
@@ -19,10 +20,17 @@ CAP = 2 << 30  # --max-memory where it is not given
 SLICE, BAND = 1 << 19, 128  # elements that a thread works on; at least this many rows
 PER_ELEMENT = {"nvfp4": 34, "mxfp8": 13, "fp8_tensor": 8, "fp8_channel": 8}
 MOST_PER_ELEMENT = max(PER_ELEMENT.values())  # of a scheme that was not measured
+GPU_DRIVER = "libcuda.so.1"
+GPU_BASE = 750_000_000  # of this machine's memory, with a GPU's context and kernels
+GPU_SLICE, GPU_THREADS, GPU_PER_ELEMENT = 1 << 24, 6, 5
+ON_GPU_PER_ELEMENT = 4  # of the GPU's memory
 
 
-def memory(plan: Plan) -> int:
-    """Return about how many bytes of memory a run on the CPU takes at its peak."""
+def memory(plan: Plan, cap: int | None = None, *, gpu: bool = False) -> int:
+    """Return about how many bytes of memory a run takes at its peak, within `cap`."""
+    if gpu:
+        slices = GPU_PER_ELEMENT * _at_once(plan, GPU_THREADS, GPU_SLICE)
+        return min(cap or CAP, GPU_BASE + slices)
     most, threads = 0, len(os.sched_getaffinity(0))
     for job in plan.jobs:
         names = [w.target or w.source for w in job.weights if not w.copies]
@@ -32,7 +40,31 @@ def memory(plan: Plan) -> int:
         cut = threads * max(SLICE, BAND * wide)
         held = 0 if numel <= cut else job.bytes_in
         most = max(most, cost * min(numel, cut) + held)
-    return min(CAP, BASE + most)
+    return min(cap or CAP, BASE + most)
+
+
+def gpu_memory(plan: Plan, cap: int | None = None) -> int:
+    """Return about how many bytes of a GPU's memory a run takes at its peak, within `cap`: slices,
+    and what is held between two passes."""
+    twice = [j for j in plan.jobs if any(w.target and w.target.passes > 1 for w in j.weights)]
+    held = max((job.bytes_in for job in twice), default=0)
+    needed = held + ON_GPU_PER_ELEMENT * _at_once(plan, GPU_THREADS, GPU_SLICE)
+    return min(needed, cap) if cap else needed
+
+
+def _at_once(plan: Plan, threads: int, size: int) -> int:
+    """Return the most elements that so many threads work on, each on a slice of at most `size`."""
+    numels = sorted((w.numel for w in plan.weights if not w.copies), reverse=True)
+    return min(sum(numels), threads * min(size, numels[0])) if numels else 0
+
+
+def has_gpu() -> bool:
+    """Is there the driver of a GPU on this machine? No tensor library is asked."""
+    try:
+        ctypes.CDLL(GPU_DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def beside(plan: Plan) -> dict[str, int]:

@@ -19,6 +19,7 @@ from lowbitcli.pipeline.slices import UNIT_ELEMENTS, slices, unit_rows
 from lowbitcli.plan import need
 from lowbitcli.plan.nouns import Weight
 from lowbitcli.schemes import BY_NAME, SCHEMES
+from lowbitcli.tables import size
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
 
@@ -202,6 +203,36 @@ def test_the_plan_says_so(tmp_path):
     assert needed[0] == need.BASE + 34 * 64 * 4096
     assert needed[0] < needed[1] < needed[2] == need.CAP == memory.DEFAULT
     assert needed[1] < need.BASE + 34 * (1 << 14) * 4096
+
+
+def test_a_cap_of_the_gpu_is_kept_on_paper(tmp_path):
+    """Slices and what is held fit, and fewer threads work where a slice of each would not."""
+    plan = plan_quantize(zeros(tmp_path / "a.safetensors", 1 << 22, 4096), None, Request())
+    wanted = Budget(6, 1 << 24, 0)
+    found = [memory.within_gpu(plan, cap << 20, wanted) for cap in (256, 512, 1024, 65536)]
+    unit = 128 * 4096
+    for budget, cap in zip(found, (256, 512, 1024, 65536), strict=True):
+        slices_take = budget.threads * max(budget.elements, unit) * memory.ON_GPU_COST
+        assert slices_take + budget.held <= (cap << 20) - memory.GPU_APART
+    assert found[-1] == Budget(6, 1 << 24, found[-1].held) and found[-1].held > 32 << 30
+    assert found[0].elements < found[1].elements < found[2].elements < 1 << 24
+    assert need.gpu_memory(plan, 1 << 30) == 1 << 30 < need.gpu_memory(plan)
+    assert need.memory(plan, gpu=True) > need.GPU_BASE
+
+
+def test_a_run_says_what_was_forecast_and_what_came(lowbit, tmp_path, source):
+    done = quantize(source, tmp_path / "out", device="cpu")
+    assert done.forecast == (need.memory(done.plan), 0)
+    assert 0.5 < done.forecast[0] / need.BASE < 1.5
+    said = lowbit("quantize", source, "-o", tmp_path / "again", "--device", "cpu")
+    assert f"(forecast {size(done.forecast[0])})" in said.out
+
+
+@pytest.mark.parametrize("text", ("255MiB", "much"))
+def test_too_small_a_cap_of_the_gpu_is_refused(lowbit, tmp_path, source, text):
+    said = lowbit("quantize", source, "-o", tmp_path / "o", "--max-gpu-memory", text)
+    assert said.code == 2 and "--max-gpu-memory" in said.err
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.slow

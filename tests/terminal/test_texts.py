@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lowbitcli.plan import need
+
 TEXTS = Path(__file__).parent / "texts"
 
 
@@ -44,7 +46,8 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_prints_this_and_nothing_else(lowbit, name):
+def test_a_command_prints_this_and_nothing_else(lowbit, name, monkeypatch):
+    monkeypatch.setattr(need, "has_gpu", lambda: False)
     Path("model2").mkdir()
     Path("model2/other.txt").touch()
     Path("typo.yaml").write_text(
