@@ -138,6 +138,7 @@ def dequantize(
     force: bool = False,
     strict: bool = False,
     raw_fp8: bool = False,
+    nibbles: str = "",
     max_shard_size: int | None = None,
     max_memory: int | None = None,
     max_gpu_memory: int | None = None,
@@ -147,14 +148,14 @@ def dequantize(
     progress: Progress | None = None,
 ) -> Outcome:
     """Turn every quantized weight of a checkpoint into `dtype`: bf16, fp16 or fp32; with `raw_fp8`
-    also FP8 that has no scale.
+    also FP8 that has no scale, with `nibbles` (low or high) NVFP4 with the even column there.
 
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
     options = Options(force, max_memory or DEFAULT, resume, readback, max_gpu_memory)
     how: dict[str, Any] = {"dtype": dtype, "strict": strict, "raw_fp8": raw_fp8}
-    how["max_shard_size"] = max_shard_size
+    how |= {"nibbles": nibbles, "max_shard_size": max_shard_size}
     with _spread(spread, device, options) as (where, options):
         options = replace(options, asked=Asked.to_dequantize(source, how))
         with dequantization(source, output, **how) as (plan, checkpoint):

@@ -19,6 +19,13 @@ class NonFinite(str, Enum):
     keep = "keep"
 
 
+class Nibble(str, Enum):
+    """Which four bits of a byte hold the even column."""
+
+    low = "low"
+    high = "high"
+
+
 class Dtype(str, Enum):
     """What to dequantize to."""
 
@@ -88,6 +95,22 @@ SplitGroups = Annotated[
 ]
 Fake = Annotated[
     bool, _option("--fake", "FAKE", "store what the quantized weights decode to, unquantized")
+]
+Nibbles = Annotated[
+    Nibble | None,
+    _option(
+        "--nibbles",
+        "NIBBLES",
+        "where the source's NVFP4 has the even column: low or high [as its container has it]",
+    ),
+]
+Pad = Annotated[
+    bool,
+    _option(
+        "--pad",
+        "PAD",
+        "fill an incomplete last block with zeros, where the container's readers know it",
+    ),
 ]
 Force = Annotated[bool, _option("--force", "FORCE", "replace an output that exists")]
 MaxMemory = Annotated[

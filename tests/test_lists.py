@@ -21,6 +21,7 @@ ROOMS = {
             "layouts",
             "grouping",
             "ct_config",
+            "ct_integers",
             "suffixes",
             "modelopt_config",
             "families",

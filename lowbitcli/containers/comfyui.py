@@ -3,6 +3,8 @@
 | scheme | format | data | scale | global scale |
 |---|---|---|---|---|
 | fp8_tensor | float8_e4m3fn | `.weight` F8_E4M3 | `.weight_scale` F32 [] | |
+| fp8_tensor_e5m2 | float8_e5m2 | `.weight` F8_E5M2 | `.weight_scale` F32 [] | |
+| int8_channel | int8_tensorwise | `.weight` I8 | `.weight_scale` F32 [] or [o, 1], only read | |
 | mxfp8 | mxfp8 | `.weight` F8_E4M3, padded 32 x 32 | `.weight_scale` U8, swizzled | |
 | nvfp4 | nvfp4 | `.weight` U8, high nibble first, padded | `.weight_scale` F8_E4M3, too | stored |
 
@@ -10,7 +12,8 @@ The global scale is `.weight_scale_2`, F32 [], a multiplier. Swizzled scales are
 padded with zeros. The marks are `X.comfy_quant`, a U8 tensor of JSON, and the header's
 `_quantization_metadata`. Both name the format; the tensor also has the shape before padding, which
 ComfyUI takes from the model and others need from the file. Without it rows are those of the bias,
-else the padded ones. The older mark is a tensor `scaled_fp8`, scales are then `.scale_weight`.
+else the padded ones. INT8 whose mark says `convrot` is rotated, and not read. The older mark is a
+tensor `scaled_fp8`, scales are then `.scale_weight`.
 Source: ComfyUI 0.38 `comfy/utils.py`, `comfy/ops.py`, `comfy/quant_ops.py`; comfy-kitchen 0.2.40.
 """
 
@@ -30,21 +33,44 @@ from lowbitcli.containers.container import (
     Stored,
 )
 from lowbitcli.containers.grouping import orphans, weight_from
-from lowbitcli.containers.layouts import IDENTITY, SWIZZLED128X4, VECTOR1, padded
+from lowbitcli.containers.layouts import (
+    IDENTITY,
+    SPREAD,
+    SWIZZLED128X4,
+    VECTOR1,
+    Layout,
+    cropped,
+    padded,
+)
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
 from lowbitcli.errors import CheckpointError
 from lowbitcli.schemes import BY_NAME
-from lowbitcli.tensors import DATA, DTYPES, GLOBAL_SCALE, SCALE, Shape
+from lowbitcli.tensors import DATA, DTYPES, GLOBAL_SCALE, SCALE, Shape, TensorSpec
 
 MARK = ".comfy_quant"
 METADATA = "_quantization_metadata"
 OLD_MARK = "scaled_fp8"
-FORMATS = {"fp8_tensor": "float8_e4m3fn", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+FORMATS = {
+    "fp8_tensor": "float8_e4m3fn",
+    "fp8_tensor_e5m2": "float8_e5m2",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "int8_channel": "int8_tensorwise",
+}
 SCHEMES = {form: scheme for scheme, form in FORMATS.items()}
+HALVES = ("BF16", "F16")
 BINDINGS: dict[str, dict[str, Stored]] = {
     "fp8_tensor": {
         DATA: Stored(".weight", "F8_E4M3", IDENTITY),
-        SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=("BF16", "F16")),
+        SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=HALVES),
+    },
+    "fp8_tensor_e5m2": {
+        DATA: Stored(".weight", "F8_E5M2", IDENTITY),
+        SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=HALVES),
+    },
+    "int8_channel": {
+        DATA: Stored(".weight", "I8", IDENTITY),
+        SCALE: Stored(".weight_scale", "F32", IDENTITY, reads=HALVES),
     },
     "mxfp8": {
         DATA: Stored(".weight", "F8_E4M3", padded(32, 32)),
@@ -58,8 +84,15 @@ BINDINGS: dict[str, dict[str, Stored]] = {
 }
 OLD = {
     DATA: Stored(".weight", "F8_E4M3", IDENTITY),
-    SCALE: Stored(".scale_weight", "F32", VECTOR1, reads=("BF16", "F16")),
+    SCALE: Stored(".scale_weight", "F32", VECTOR1, reads=HALVES),
 }
+OLD_E5M2 = {**OLD, DATA: Stored(".weight", "F8_E5M2", IDENTITY)}
+ONE_SCALE = {  # of int8_tensorwise, for the whole matrix
+    **BINDINGS["int8_channel"],
+    SCALE: Stored(".weight_scale", "F32", SPREAD, reads=HALVES),
+}
+LOW_FIRST = {**BINDINGS["nvfp4"], DATA: Stored(".weight", "U8", padded(16, 8))}
+UNPADDED = ("fp8_tensor", "fp8_tensor_e5m2", "int8_channel")
 PART_SUFFIXES = (".weight_scale", ".weight_scale_2", ".scale_weight")
 
 
@@ -86,21 +119,33 @@ def examine(listing: Listing) -> Examination:
         name = f"{stem}.weight"
         scheme = SCHEMES.get(str(said.get("format")))
         taken.update(stem + suffix for suffix in PART_SUFFIXES)
-        if scheme is None or name not in listing.tensors:
+        if scheme is None or name not in listing.tensors or said.get("convrot"):
             told = f"its format {str(said.get('format'))[:40]!r} is not read"
+            if said.get("convrot"):
+                told = "rotated by ConvRot, which is not undone"
             kind = "missing" if name not in listing.tensors else "unknown"
             message = "marked as quantized, and not there" if kind == "missing" else told
             findings.append(Finding(kind, name, message))
             continue
-        shape = _shape(stem, scheme, said, listing, findings)
+        shape, plain = _shape(stem, scheme, said, listing, findings)
         weight, problems = weight_from(
-            stem, BY_NAME[scheme], BINDINGS[scheme], listing, lambda _, s=said: _dtype(s), shape
+            stem,
+            BY_NAME[scheme],
+            _binding(stem, scheme, listing),
+            listing,
+            lambda _, s=said: _dtype(s),
+            shape,
+            plain=plain,
         )
         if weight is not None:
             weights[name] = weight
         findings += problems
     for stem in _old(listing):
-        weight, problems = weight_from(stem, BY_NAME["fp8_tensor"], OLD, listing, lambda _: "")
+        data = listing.tensors.get(stem + ".weight")
+        e5m2 = data is not None and data.dtype == "F8_E5M2"
+        scheme = BY_NAME["fp8_tensor_e5m2" if e5m2 else "fp8_tensor"]
+        bound = OLD_E5M2 if e5m2 else OLD
+        weight, problems = weight_from(stem, scheme, bound, listing, lambda _: "")
         if weight is not None:
             weights[weight.name] = weight
         findings += problems
@@ -115,20 +160,27 @@ def examine(listing: Listing) -> Examination:
 
 def _of_shapes(weights: Mapping[str, QuantizedWeight], listing: Listing) -> tuple[str, ...]:
     """Return what a user should know of shapes that are not those of the model."""
-    untold = wide = 0
+    untold = 0
     for weight in weights.values():
-        if weight.scheme.name == "fp8_tensor":
+        if weight.scheme.name in UNPADDED:
             continue
         stem = weight.name.removesuffix(".weight")
         told = json.loads(listing.markers.get(stem + MARK, b"{}")).get("orig_shape")
-        wide += told is not None and told[1] != weight.shape[1]
         untold += told is None and f"{stem}.bias" not in listing.tensors
-    notes = []
-    if untold:
-        notes.append(f"{untold} weights say nothing of their shape: it is taken as it is padded")
-    if wide:
-        notes.append(f"{wide} weights keep columns of zeros that pad them to whole blocks")
-    return tuple(notes)
+    if not untold:
+        return ()
+    return (f"{untold} weights say nothing of their shape: it is taken as it is padded",)
+
+
+def _binding(stem: str, scheme: str, listing: Listing) -> Mapping[str, Stored]:
+    """Return how the parts of a weight are stored; a scale of INT8 is for a row or for all,
+    and a user may say where the even column of NVFP4 is."""
+    if scheme == "nvfp4" and listing.nibbles == "low":
+        return LOW_FIRST
+    scale = listing.tensors.get(stem + ".weight_scale")
+    if scheme == "int8_channel" and scale is not None and scale.shape in ((), (1,)):
+        return ONE_SCALE
+    return BINDINGS[scheme]
 
 
 def _old(listing: Listing) -> list[str]:
@@ -154,7 +206,7 @@ def _marked(listing: Listing, findings: list[Finding]) -> dict[str, Mapping[str,
         if not name.endswith(MARK):
             continue
         stem = name.removesuffix(MARK)
-        if name not in listing.markers:
+        if name not in listing.markers or listing.tensors[name].dtype != "U8":
             findings.append(Finding("mismatch", name, "a mark is U8 and small; this is not"))
             continue
         said = _object(name, listing.markers[name].decode("utf-8", "replace"))
@@ -176,22 +228,24 @@ def _object(where: str, text: str) -> dict[str, Any]:
 
 def _shape(
     stem: str, scheme: str, said: Mapping[str, Any], listing: Listing, findings: list[Finding]
-) -> Shape:
-    """Return the shape before padding: as marked, else with the rows of the bias, else padded."""
+) -> tuple[Shape, Layout | None]:
+    """Return the shape before padding, in whole blocks: as marked, else with the rows of the bias,
+    else padded; and how it lies without the columns that fill the last block."""
     stored = listing.tensors[stem + ".weight"].shape
-    if len(stored) != 2 or scheme == "fp8_tensor":
-        return BY_NAME[scheme].shape_of(stored)
+    if len(stored) != 2 or scheme in UNPADDED:
+        return BY_NAME[scheme].shape_of(stored), None
     rows, cols = BY_NAME[scheme].shape_of(stored)
     told = said.get("orig_shape")
     if told is not None:
         if _is_shape(told) and _pads_to(told, (rows, cols), scheme):
             block = BY_NAME[scheme].block[1] or 1
-            return (told[0], -(-told[1] // block) * block)
+            wide = -(-told[1] // block) * block
+            return (told[0], wide), None if wide == told[1] else cropped(told[1], wide)
         message = f"its mark says the shape {str(told)[:40]}, stored is {list(stored)}"
         findings.append(Finding("mismatch", stem + ".weight", message))
     bias = listing.tensors.get(stem + ".bias")
     high = bias.shape[0] if bias is not None and len(bias.shape) == 1 else rows
-    return (high, cols) if _pads_to((high, cols), (rows, cols), scheme) else (rows, cols)
+    return (high if _pads_to((high, cols), (rows, cols), scheme) else rows, cols), None
 
 
 def _is_shape(told: Any) -> bool:
@@ -223,7 +277,10 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
             continue
         stem = item.name.removesuffix(".weight")
         layers[stem] = {"format": FORMATS[item.scheme.name]}
-        told = {**layers[stem], "orig_shape": list(item.shape)}
+        shape = item.shape
+        if item.plain is not None:
+            shape = item.plain.spec(TensorSpec("", "U8", shape)).shape
+        told = {**layers[stem], "orig_shape": list(shape)}
         if item.dtype:
             told["orig_dtype"] = f"torch.{DTYPES[item.dtype][1]}"
         constants[stem + MARK] = json.dumps(told).encode()
@@ -245,4 +302,6 @@ COMFYUI = Container(
     # ComfyUI decides by itself whether it quantizes what goes in
     activations=dict.fromkeys(BINDINGS, ("none", "dynamic")),
     fuses=False,
+    pads=True,
+    unwritten=frozenset({"int8_channel"}),
 )

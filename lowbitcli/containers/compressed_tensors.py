@@ -9,17 +9,19 @@ compressed-tensors`.
 | int8_channel | `.weight` I8 | `.weight_scale` F32 [o, 1] | |
 | mxfp8 | `.weight` F8_E4M3 | `.weight_scale` U8 [o, i/32] | |
 | mxfp4 | `.weight_packed` U8 [o, i/2] | `.weight_scale` U8 [o, i/32] | |
+| int4_g128 | `.weight_packed` I32 [o, i/8] | `.weight_scale` F32 [o, i/128] | |
 | nvfp4 | `.weight_packed` U8 [o, i/2] | `.weight_scale` F8_E4M3 [o, i/16] | stored |
 
 The global scale is `.weight_global_scale`, F32 [1] and holds the reciprocal: readers divide by it.
-What the config says is written by `ct_config`. Source: compressed-tensors 0.20.1
+What the config says is written by `ct_config`, how integers are packed stands in `ct_integers`.
+Source: compressed-tensors 0.20.1
 (`config/base.py`, `quantization/quant_args.py`) and checkpoints written by llm-compressor 0.14.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lowbitcli.containers import ct_config, suffixes
+from lowbitcli.containers import ct_config, ct_integers, suffixes
 from lowbitcli.containers.container import (
     Container,
     Declaration,
@@ -32,7 +34,7 @@ from lowbitcli.containers.container import (
 )
 from lowbitcli.containers.grouping import orphans, weight_from
 from lowbitcli.containers.layouts import IDENTITY, RECIPROCAL1, VECTOR1
-from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE
+from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE, Shape
 
 HALVES = ("BF16", "F16")  # llm-compressor stores FP8 scales in the model's dtype
 BINDINGS: dict[str, dict[str, Stored]] = {
@@ -65,8 +67,9 @@ BINDINGS: dict[str, dict[str, Stored]] = {
         SCALE: Stored(".weight_scale", "F8_E4M3", IDENTITY),
         GLOBAL_SCALE: Stored(".weight_global_scale", "F32", RECIPROCAL1),
     },
+    "int4_g128": ct_integers.PACKED4,
 }
-PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_global_scale")
+PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_global_scale", ".weight_shape")
 # Also of other writers: beside an ignored weight, any of them is a contradiction.
 SCALE_SUFFIXES = (*PART_SUFFIXES, ".weight_scale_inv", ".weight_scale_2", ".scale_weight")
 
@@ -93,16 +96,25 @@ def examine(listing: Listing) -> Examination:
             findings.append(Finding("mismatch", evidence, message))
             taken.update(stem + suffix for suffix in (".weight", *PART_SUFFIXES))
             continue
-        bound = BINDINGS[scheme.name]
-        weight, problems = weight_from(stem, scheme, bound, listing, lambda _: dtype)
+        integer = ct_integers.is_integer(scheme)
+        bound = ct_integers.binding(stem, scheme, listing) if integer else BINDINGS[scheme.name]
+        shape, problems = ct_integers.shape(stem, scheme, listing) if integer else (None, [])
+        taken.update(stem + stored.suffix for stored in bound.values())
+        if bound[DATA].suffix == ct_integers.PACKED and integer:
+            taken.add(stem + ct_integers.SHAPE)
+        if problems:
+            findings += problems
+            continue
+        weight, problems = weight_from(stem, scheme, bound, listing, lambda _: dtype, shape)
         if weight is not None:
             weights[weight.name] = weight
         findings += problems
-        taken.update(stem + stored.suffix for stored in bound.values())
     findings += orphans(listing, PART_SUFFIXES, taken)
     findings += _named_and_not_quantized(declared, modules, listing)
     findings += suffixes.unread(listing)
-    return Examination(weights, tuple(findings), suffixes.activations(listing))
+    activations = suffixes.activations(listing)
+    shapes = frozenset(name for name in listing.tensors if name.endswith(ct_integers.SHAPE))
+    return Examination(weights, tuple(findings), activations, shapes)
 
 
 def _is_plain(stem: str, evidence: str, listing: Listing) -> bool:
@@ -151,9 +163,18 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
     """Write `quantization_config` over whatever the source's config said of quantization."""
     metadata = {"format": "pt"}
     if config is None:
-        return Declared(None, metadata)
+        return Declared(None, metadata, shapes=_shapes(declarations))
     said = ct_config.write(declarations, config)
     return Declared(said, metadata, notes=notes(declarations))
+
+
+def _shapes(declarations: Sequence[Declaration]) -> dict[str, Shape]:
+    """Return the tensors that say how many columns packed integers have."""
+    return {
+        item.name.removesuffix(".weight") + ct_integers.SHAPE: item.shape
+        for item in declarations
+        if item.scheme is not None and item.scheme.name == "int4_g128"
+    }
 
 
 def notes(declarations: Sequence[Declaration]) -> tuple[str, ...]:
@@ -165,6 +186,11 @@ def notes(declarations: Sequence[Declaration]) -> tuple[str, ...]:
         told.append(
             "transformers 5.24 leaves out the global scale of experts in nvfp4, and says nothing: "
             "for it choose another scheme, vLLM and SGLang read them right"
+        )
+    if any(d.scheme is not None and d.scheme.name == "int4_g128" for d in quantized):
+        told.append(
+            "vLLM 0.33 rounds the F32 scales of int4_g128 to the dtype of the model, and SGLang "
+            "0.5 takes none of F32"
         )
     if refused := schemes & {"fp8_block128", "mxfp8"}:
         told.append(f"transformers 5.24 does not load experts in {', '.join(sorted(refused))}")
@@ -197,6 +223,7 @@ COMPRESSED_TENSORS = Container(
         "mxfp8": ("dynamic", "none"),
         "mxfp4": ("none", "dynamic"),
         "nvfp4": ("none",),
+        "int4_g128": ("none",),
     },
     needs_config=True,
     stacks="split",

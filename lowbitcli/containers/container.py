@@ -15,7 +15,8 @@ from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import Shape, TensorSpec
 
 # Endings of the names of marker tensors: they are read with the headers, where they are this small.
-MARKERS = (".comfy_quant",)
+MARKERS = (".comfy_quant", ".weight_shape")
+MARKER_DTYPES = ("U8", "I32", "I64")
 MARKER_BYTES = 64 << 10
 
 
@@ -25,7 +26,8 @@ class Listing:
     is config.json, `quant_config` hf_quant_config.json.
 
     `markers` are the bytes of small tensors that say how others are to be read (see MARKERS).
-    `raw_fp8` asks for FP8 tensors without a scale to be taken for numbers as they are.
+    `raw_fp8` asks for FP8 tensors without a scale to be taken for numbers as they are, `nibbles`
+    (`low` or `high`) for NVFP4 to be read with the even column there, whatever the container says.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -34,6 +36,7 @@ class Listing:
     quant_config: Mapping[str, Any] | None = None
     markers: Mapping[str, bytes] = field(default_factory=dict)
     raw_fp8: bool = False
+    nibbles: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,14 @@ class Declaration:
 class Declared:
     """What a container adds so that readers understand: the new config.json, header metadata,
     further JSON `files` beside config.json, small U8 tensors (`constants`, name -> bytes), and
-    what a user should know of the programs that read this (`notes`)."""
+    I64 ones (`shapes`, name -> numbers), and what a user should know of the programs that read
+    this (`notes`)."""
 
     config: dict[str, Any] | None
     metadata: Mapping[str, str]
     files: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, bytes] = field(default_factory=dict)
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -140,7 +145,8 @@ class Container:
     activations: scheme name -> the activation options that its consumers take, the first is the
     default. needs_config: can only be written beside a config.json. unwritten: schemes that are
     read, and not written: their readers need what weights alone do not give. fuses: its readers
-    serve some weights as one matrix (q/k/v), so that these share a scale. stacks: does it hold
+    serve some weights as one matrix (q/k/v), so that these share a scale. pads: its readers know
+    weights that are padded to whole blocks of columns. stacks: does it hold
     experts that are stacked in one tensor, and perhaps nothing else, or are stacks to be split into
     single experts?
     """
@@ -154,6 +160,7 @@ class Container:
     needs_config: bool = False
     unwritten: frozenset[str] = frozenset()
     fuses: bool = True
+    pads: bool = False
     stacks: Literal["no", "also", "only", "split"] = "no"
 
     @property

@@ -13,8 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowbitcli.containers import ct_integers
 from lowbitcli.containers.container import Declaration
 from lowbitcli.containers.plain import QUANTIZATION_KEYS
+from lowbitcli.containers.stacks import modules_kept
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.regex import MAX_NAME, MAX_PATTERN, compile_bounded
 from lowbitcli.schemes import BY_NAME, Scheme
@@ -28,6 +30,7 @@ _TOKEN = {**_FLOAT8, "strategy": "token", "dynamic": True, "group_size": None}
 _MX8 = {**_FLOAT8, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 _MX4 = {**_FLOAT4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 _INT8 = {**_FLOAT8, "type": "int"}
+_INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False}
 BLOCK128 = [128, 128]
 
 # scheme -> (format, weights, input_activations where they are dynamic)
@@ -64,6 +67,7 @@ GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {**_INT8, "strategy": "channel", "group_size": None},
         {**_INT8, "strategy": "token", "group_size": None, "dynamic": True},
     ),
+    "int4_g128": ("pack-quantized", {**_INT4, "strategy": "group", "group_size": 128}, None),
 }
 
 
@@ -130,6 +134,7 @@ def read(config: Mapping[str, Any], modules: Collection[str] = ()) -> DeclaredSc
         CheckpointError: it is malformed, or two groups claim every Linear.
         UnsupportedError: it declares a scheme that is not read here.
     """
+    _refuse_more(config)
     exact: dict[str, Scheme] = {}
     patterns: list[tuple[re.Pattern[str], Scheme]] = []
     classes: list[Scheme] = []
@@ -194,17 +199,50 @@ def _scheme(label: str, weights: Mapping[str, Any]) -> Scheme:
         (8, "float", "group"): "mxfp8" if size == 32 else "",
         (4, "float", "tensor_group"): "nvfp4" if size == 16 else "",
         (4, "float", "group"): "mxfp4" if size == 32 else "",
-        (8, "int", "channel"): "int8_channel",
     }
     name = next((name for kind, name in names.items() if list(kind) == said), "")
-    if name not in BY_NAME or weights.get("symmetric") is False or weights.get("actorder"):
+    scheme = BY_NAME.get(name) if name else _integers(said, size)
+    odd = _odd(weights)
+    if scheme is None or odd:
         bits, kind, strategy = (_shown(value) for value in said)
         raise UnsupportedError(
             f"quantization_config.config_groups.{label} declares weights of {bits} bits, "
-            f"type {kind}, strategy {strategy}, group size {_shown(size)}, which is not read",
+            f"type {kind}, strategy {strategy}, group size {_shown(size)}{odd}, which is not read",
             hint=f"read are: {', '.join(sorted(GROUPS))}",
         )
-    return BY_NAME[name]
+    return scheme
+
+
+def _refuse_more(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError where weights are rotated or sparse besides."""
+    for key, what in (("transform_config", "rotations"), ("sparsity_config", "sparsity")):
+        said = config.get(key)
+        if not said or (isinstance(said, Mapping) and said.get("format") == "dense"):
+            continue
+        raise UnsupportedError(
+            f"quantization_config.{key} declares {what}, which cannot be undone here: "
+            f"{_shown(said)}",
+            hint="dequantize it with compressed-tensors, or start from the unquantized model",
+        )
+
+
+def _integers(said: Sequence[Any], size: Any) -> Scheme | None:
+    """Return the scheme of integers in groups or channels, None where there is none."""
+    bits, kind, strategy = said
+    if kind != "int" or bits not in (4, 8) or strategy not in ("group", "channel"):
+        return None
+    if strategy == "channel":
+        return ct_integers.scheme_of(bits, None)
+    return ct_integers.scheme_of(bits, size) if type(size) is int else None
+
+
+def _odd(weights: Mapping[str, Any]) -> str:
+    """Return what in a group makes its weights something else than codes times a scale."""
+    if weights.get("symmetric") is False:
+        return ", asymmetric (with zero points)"
+    if weights.get("actorder"):
+        return f", activation order {_shown(weights['actorder'])}"
+    return ""
 
 
 def _shown(value: Any) -> str:
@@ -248,6 +286,11 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
     said = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
     if not kinds:
         return said
+    ignore |= modules_kept(
+        ((item.name, item.shape) for item in declarations if item.scheme is None),
+        (module for modules in kinds.values() for module in modules),
+        singly=True,
+    )
     formats = {GROUPS[scheme][0] for scheme, _ in kinds}
     groups = {}
     for number, ((scheme, activations), modules) in enumerate(sorted(kinds.items())):

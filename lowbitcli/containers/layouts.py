@@ -15,6 +15,10 @@ this module imports no tensor library.
 | sixteens | `[*, R, C]` as `[*, R, C/16, 16]` |
 | transposed | `[*, R, C]` as `[*, C, R]` |
 | rows32 | `[*, R, C]` whose rows are alike in groups of 32 as `[*, R/32, C]`, rounded up |
+| offset4 | packed `[*, R, C/2]` of signed codes as I32 `[*, R, C/8]` of codes + 8 |
+| offset8 | I8 `[*, R, C]` as I32 `[*, R, C/4]` of codes + 128, the first in the lowest bits |
+| spread | `[*, R, 1]`, all alike, as a scalar or as `[1]` |
+| cropped | `[*, R, C]` without its last columns, which are zeros |
 | padded n x m | zeros below and to the right, up to multiples of n and m |
 | padded, high first | that, and the two nibbles of a byte exchanged |
 | swizzled 128x4 | padded 128 x 4, and tile after tile in the order of tensor cores |
@@ -162,6 +166,63 @@ def _unswizzle(rows: int, cols: int, stored: "Tensor") -> "Tensor":
     return _crop(rows, cols, linear)
 
 
+def _scalar(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.dtype, spec.shape[:-2])
+
+
+@cache
+def _spread(shape: Shape) -> Layout:
+    return Layout(
+        "spread",
+        lambda scale: scale[..., 0, 0].contiguous(),
+        lambda stored: stored.reshape((*shape[:-2], 1, 1)).expand(shape).contiguous(),
+        _scalar,
+    )
+
+
+def _to_offset4(packed: "Tensor") -> "Tensor":
+    # Adding half the range to a signed code is changing its sign bit.
+    raw = packed.contiguous() ^ 0x88
+    return raw.view(raw.new_empty(0).int().dtype)
+
+
+def _from_offset4(words: "Tensor") -> "Tensor":
+    return words.contiguous().view(words.new_empty(0).byte().dtype) ^ 0x88
+
+
+def _to_offset8(codes: "Tensor") -> "Tensor":
+    raw = codes.contiguous().view(codes.new_empty(0).byte().dtype) ^ 0x80
+    return raw.view(raw.new_empty(0).int().dtype)
+
+
+def _from_offset8(words: "Tensor") -> "Tensor":
+    raw = words.contiguous().view(words.new_empty(0).byte().dtype) ^ 0x80
+    return raw.view(raw.new_empty(0).char().dtype)
+
+
+def _words(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.name, spec.dtype, (*spec.shape[:-1], spec.shape[-1] // 4))
+
+
+CROPPED = "cropped"
+
+
+@cache
+def cropped(columns: int, of: int) -> Layout:
+    """Return the layout of `[*, R, of]` stored without its last columns, as `[*, R, columns]`."""
+    return Layout(
+        CROPPED,
+        lambda wide: wide[..., :columns].contiguous(),
+        lambda narrow: _pad(1, of, narrow),
+        lambda spec: TensorSpec(spec.name, spec.dtype, (*spec.shape[:-1], columns)),
+    )
+
+
+def is_cropped(layout: Layout | None) -> bool:
+    """Does a tensor lie without columns of zeros that its quantized form has?"""
+    return layout is not None and layout.name == CROPPED
+
+
 def _fewer(spec: TensorSpec) -> TensorSpec:
     rows, cols = spec.shape[-2:]
     return TensorSpec(spec.name, spec.dtype, (*spec.shape[:-2], -(-rows // 32), cols))
@@ -239,6 +300,9 @@ def _swizzled_wide(shape: Shape) -> Layout:
     )
 
 
+OFFSET4 = Layout("offset4", _to_offset4, _from_offset4, _words)
+OFFSET8 = Layout("offset8", _to_offset8, _from_offset8, _words)
+SPREAD = Layout("spread", _unfitted, _unfitted, _scalar, _spread)
 ROWS32 = Layout("rows32", _unfitted, _unfitted, _fewer, _rows32)
 SWIZZLED32X16 = Layout("swizzled32x16", _unfitted, _unfitted, _wide, _swizzled_wide)
 
@@ -256,4 +320,7 @@ LAYOUTS = (
     SWIZZLED128X4,
     SWIZZLED32X16,
     ROWS32,
+    SPREAD,
+    OFFSET4,
+    OFFSET8,
 )

@@ -29,7 +29,7 @@ from lowbitcli.containers.container import (
     Stored,
 )
 from lowbitcli.containers.grouping import orphans, weight_from
-from lowbitcli.containers.layouts import BLOCKS4D, COLUMN, IDENTITY
+from lowbitcli.containers.layouts import BLOCKS4D, COLUMN, IDENTITY, padded
 from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE
 
 HALVES = ("BF16", "F16")
@@ -46,6 +46,10 @@ BINDINGS: dict[str, dict[str, Stored]] = {
     },
     "mxfp8": {DATA: FP8, SCALE: E8M0},
     "mxfp4": {DATA: PACKED, SCALE: E8M0},
+}
+HIGH_FIRST = {
+    **BINDINGS["nvfp4"],
+    DATA: Stored(".weight", "U8", padded(1, 1, swap=True)),
 }
 PART_SUFFIXES = (".weight_scale", ".weight_scale_2")
 
@@ -71,6 +75,8 @@ def examine(listing: Listing) -> Examination:
             taken.update(names)
             continue
         bound = BINDINGS[scheme.name]
+        if scheme.name == "nvfp4" and listing.nibbles == "high":
+            bound = HIGH_FIRST
         if listing.raw_fp8 and names[1] not in listing.tensors:
             continue
         weight, problems = weight_from(stem, scheme, bound, listing, lambda _: dtype)

@@ -18,7 +18,6 @@ ACTIVATIONS = {
 UNREAD = {
     ".weight_zero_point": "a zero point: asymmetric weights are not read",
     ".weight_g_idx": "an activation order: reordered groups are not read",
-    ".weight_shape": "a shape of packed integers: pack-quantized weights are not read",
     ".pre_quant_scale": "a scale of the inputs that was folded out of the weight",
     ".hadamard_transform": "a rotation of the weight, which is not undone",
 }

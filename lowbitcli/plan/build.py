@@ -20,6 +20,7 @@ from lowbitcli.plan.apart import taken_apart
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
 from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
+from lowbitcli.plan.pad import padded
 from lowbitcli.plan.shards import DIFFUSERS, Placed, place
 from lowbitcli.plan.source import Source, SourceWeight, examine, lying, refuse_findings
 from lowbitcli.plan.split import modules_of
@@ -49,7 +50,11 @@ def build(
         RecipeError: the recipe asks for what cannot be done; see `choose`.
     """
     layouts = recipe.layouts
-    source = examine(checkpoint, layouts=layouts.of if recipe.layout else None)
+    source = examine(
+        checkpoint,
+        nibbles=conditions.nibbles,
+        layouts=layouts.of if recipe.layout else None,
+    )
     refuse_findings(source)
     layouts.dead(lying(source))
     container = PLAIN if conditions.fake else conditions.container
@@ -66,7 +71,12 @@ def build(
     )
     choices = choose(source.weights, recipe, conditions)
     weights = [
-        _quantized(weight, choice, container, conditions.fake)
+        _quantized(
+            padded(weight, choice.target) if conditions.pad else weight,
+            choice,
+            container,
+            conditions.fake,
+        )
         for weight, choice in taken_apart(source, choices, recipe, container)
     ]
     said: dict[str, Any] = {
@@ -74,6 +84,7 @@ def build(
         "digest": recipe.digest,
         "fake": conditions.fake,
         **({"layout": layouts.document()} if recipe.layout else {}),
+        **({"nibbles": conditions.nibbles} if conditions.nibbles else {}),
     }
     return _assemble(checkpoint, source, weights, container, said, max_shard_size)
 
@@ -83,10 +94,11 @@ def build_dequantize(
     dtype: str,
     *,
     raw_fp8: bool = False,
+    nibbles: str = "",
     max_shard_size: int | None = None,
 ) -> Plan:
     """Plan a dequantization of every quantized weight to `dtype` (F32, BF16 or F16), and with
-    `raw_fp8` of FP8 tensors without a scale, as if it were 1.
+    `raw_fp8` of FP8 tensors without a scale, as if it were 1; `nibbles` is as for `examine`.
 
     Raises:
         CheckpointError: the source is wrong, or declares what is not read.
@@ -94,10 +106,11 @@ def build_dequantize(
     """
     if dtype not in FLOATING:
         raise UsageError(f"cannot dequantize to {dtype}", hint="use bf16, fp16 or fp32")
-    source = examine(checkpoint, raw_fp8=raw_fp8)
+    source = examine(checkpoint, raw_fp8=raw_fp8, nibbles=nibbles)
     refuse_findings(source)
     weights = [_dequantized(weight, dtype, raw_fp8) for weight in source.weights.values()]
     said = {"dequantize": dtype, **({"raw_fp8": True} if raw_fp8 else {})}
+    said |= {"nibbles": nibbles} if nibbles else {}
     return _assemble(checkpoint, source, weights, PLAIN, said, max_shard_size)
 
 
@@ -262,6 +275,11 @@ def _contents(
         metadata[name] = {**carried, **declared.metadata}
         for tensor, data in sorted(declared.constants.items()):
             spec = TensorSpec(tensor, "U8", (len(data),))
+            constants.append(Constant(spec, name, data))
+            specs[name].append(spec)
+        for tensor, shape in sorted(declared.shapes.items()):
+            spec = TensorSpec(tensor, "I64", (len(shape),))
+            data = b"".join(number.to_bytes(8, "little") for number in shape)
             constants.append(Constant(spec, name, data))
             specs[name].append(spec)
     for name in _without_tensors(specs):

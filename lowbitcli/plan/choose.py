@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lowbitcli.containers import Container
+from lowbitcli.containers.layouts import is_cropped
 from lowbitcli.containers.stacks import ROWS, experts_of, is_stack
 from lowbitcli.errors import RecipeError, UnsupportedError
+from lowbitcli.plan.pad import can_pad
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.plan.split import experts
 from lowbitcli.recipe import Decision, Matcher, Recipe, Rule
@@ -43,7 +45,9 @@ class Conditions:
 
     `strict` refuses a matrix that a rule takes and its scheme cannot, instead of keeping it;
     `split_groups` allows fused weights to differ; `non_finite` are weights that were found to
-    hold NaN or Inf and are kept; `transposed` is whether this model stores [in, out].
+    hold NaN or Inf and are kept; `transposed` is whether this model stores [in, out]; `pad` fills
+    an incomplete last block of columns with zeros, where the container's readers know that;
+    `nibbles` is how the source's NVFP4 is read.
     """
 
     container: Container
@@ -52,6 +56,8 @@ class Conditions:
     non_finite: frozenset[str] = frozenset()
     transposed: bool = False
     fake: bool = False
+    pad: bool = False
+    nibbles: str = ""
 
 
 def choose(
@@ -117,7 +123,9 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         return _as_it_is(weight, "it holds NaN or Inf")
     scheme = BY_NAME[rule.scheme or ""]
     problem = _misfit(scheme.name, _shape(weight, conditions))
-    if problem is not None:
+    if problem is not None and not (
+        conditions.pad and can_pad(weight, scheme, conditions.container)
+    ):
         return _refused(weight, decision, problem.message, conditions.strict, problem.hint)
     _check_options(scheme, rule, decision, conditions)
     return Choice(scheme, rule.scale, rule.activations)
@@ -132,6 +140,8 @@ def _has_no_place(weight: SourceWeight, container: Container) -> bool:
     """Is this a stack, or a matrix that was [in, out], which a container can only refuse?"""
     if weight.plain is None:
         return False
+    if is_cropped(weight.plain):
+        return not container.pads
     if len(weight.shape) == 2:
         return container.stacks != "also"
     return container.stacks == "no" or (splits(weight, container) and not experts(weight))
@@ -160,6 +170,9 @@ def _unstacked(weight: SourceWeight, conditions: Conditions) -> tuple[str, str]:
         return reason, SAY_HOW.format(name=weight.name)
     if weight.plain is None or conditions.fake:
         return "", ""
+    if is_cropped(weight.plain):
+        reason = f"its last block of columns is padded, which readers of {name} do not expect"
+        return ("" if conditions.container.pads else reason), ""
     if len(weight.shape) == 2 and stacks != "also":
         return f"stored [in, out], which readers of {name} do not expect", ""
     if len(weight.shape) == 3 and stacks == "no":

@@ -122,7 +122,12 @@ def _unread(component: Checkpoint, plan: Plan) -> list[str]:
 
 
 def dequantize_pipeline(
-    checkpoint: Checkpoint, dtype: str, *, raw_fp8: bool, max_shard_size: int | None
+    checkpoint: Checkpoint,
+    dtype: str,
+    *,
+    raw_fp8: bool,
+    nibbles: str,
+    max_shard_size: int | None,
 ) -> Plan:
     """Plan the dequantization of a pipeline: components without a quantized weight are copied.
 
@@ -131,10 +136,13 @@ def dequantize_pipeline(
     """
     plans = {}
     for part, component in checkpoint.components.items():
-        plan = build_dequantize(component, dtype, raw_fp8=raw_fp8, max_shard_size=max_shard_size)
+        plan = build_dequantize(
+            component, dtype, raw_fp8=raw_fp8, nibbles=nibbles, max_shard_size=max_shard_size
+        )
         computed = any(not weight.kept for weight in plan.weights)
         plans[part] = plan if computed else _copied(component)
     said = {"dequantize": dtype, **({"raw_fp8": True} if raw_fp8 else {})}
+    said |= {"nibbles": nibbles} if nibbles else {}
     return together(checkpoint, plans, said)
 
 

@@ -40,6 +40,8 @@ class Request:
     nonfinite: str | None = None
     allow_split_groups: bool = False
     fake: bool = False
+    pad: bool = False
+    nibbles: str = ""
     max_shard_size: int | None = None
 
 
@@ -115,6 +117,8 @@ def quantization(
                     split_groups=request.allow_split_groups,
                     non_finite=non_finite,
                     fake=request.fake,
+                    pad=request.pad,
+                    nibbles=nibbles_of(request.nibbles),
                 )
 
             size = request.max_shard_size
@@ -138,6 +142,7 @@ def dequantization(
     *,
     strict: bool = False,
     raw_fp8: bool = False,
+    nibbles: str = "",
     max_shard_size: int | None = None,
 ) -> Iterator[tuple[Plan, Checkpoint]]:
     """Plan a dequantization to `dtype` (bf16, fp16, fp32) and hold its source open.
@@ -155,9 +160,21 @@ def dequantization(
                 checkpoint,
                 DTYPE_NAMES[dtype.lower()],
                 raw_fp8=raw_fp8,
+                nibbles=nibbles_of(nibbles),
                 max_shard_size=max_shard_size,
             )
         yield _aimed(plan, checkpoint, output, dtype.lower()), checkpoint
+
+
+def nibbles_of(said: str) -> str:
+    """Return where a user says that the even column of NVFP4 is.
+
+    Raises:
+        UsageError: it is neither low nor high, nor left to the container.
+    """
+    if said not in ("", "low", "high"):
+        raise UsageError(f"no nibble is called {safe(said)!r}", hint="low or high")
+    return said
 
 
 def plan_quantize(source: PathLike, output: PathLike | None, request: Request) -> Plan:

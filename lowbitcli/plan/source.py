@@ -9,6 +9,7 @@ from lowbitcli.checkpoint.reader import Checkpoint, StoredTensor
 from lowbitcli.containers import Container, Listing, recognise
 from lowbitcli.containers.container import (
     MARKER_BYTES,
+    MARKER_DTYPES,
     MARKERS,
     Finding,
     QuantizedWeight,
@@ -71,31 +72,38 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
-def listing(checkpoint: Checkpoint, *, raw_fp8: bool = False) -> Listing:
+def listing(checkpoint: Checkpoint, *, raw_fp8: bool = False, nibbles: str = "") -> Listing:
     """Return what a container is shown of a checkpoint; marker tensors are read for it."""
     tensors = {name: stored.spec for name, stored in checkpoint.tensors.items()}
     markers = {
         name: bytes(checkpoint.read(name))
         for name, spec in tensors.items()
-        if name.endswith(MARKERS) and spec.dtype == "U8" and spec.numel <= MARKER_BYTES
+        if name.endswith(MARKERS) and spec.dtype in MARKER_DTYPES and spec.nbytes <= MARKER_BYTES
     }
     metadata = tuple(checkpoint.metadata.values())
-    return Listing(tensors, checkpoint.config, metadata, checkpoint.quant_config, markers, raw_fp8)
+    return Listing(
+        tensors, checkpoint.config, metadata, checkpoint.quant_config, markers, raw_fp8, nibbles
+    )
 
 
 def examine(
-    checkpoint: Checkpoint, *, raw_fp8: bool = False, layouts: Layouts | None = None
+    checkpoint: Checkpoint,
+    *,
+    raw_fp8: bool = False,
+    nibbles: str = "",
+    layouts: Layouts | None = None,
 ) -> Source:
     """Find the container of a checkpoint and every weight in it, without reading one.
 
-    `raw_fp8` takes FP8 tensors without a scale for numbers as they are; `layouts` says how weights
-    lie, before what is known of the model.
+    `raw_fp8` takes FP8 tensors without a scale for numbers as they are; `nibbles` is where the even
+    column of NVFP4 is, where the container is not to be believed; `layouts` says how weights lie,
+    before what is known of the model.
 
     Raises:
         UnsupportedError: its config declares a quantization that no container here reads.
         CheckpointError: what it declares cannot be understood.
     """
-    seen = listing(checkpoint, raw_fp8=raw_fp8)
+    seen = listing(checkpoint, raw_fp8=raw_fp8, nibbles=nibbles)
     container = recognise(seen)
     if container is PLAIN:
         _refuse_unread(checkpoint)

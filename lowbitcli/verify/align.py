@@ -7,6 +7,13 @@ from lowbitcli.recipe import Layouts
 from lowbitcli.verify import structure
 
 
+def nibbles_of(target: Checkpoint) -> str:
+    """Return how the manifest says that the source's NVFP4 was read."""
+    said, _ = structure.manifest_of(target)
+    told = said.recipe.get("nibbles", "") if said is not None else ""
+    return told if told in ("low", "high") else ""
+
+
 def layouts_of(target: Checkpoint) -> sources.Layouts | None:
     """Return how weights of the source lie, where the manifest says that a recipe said it."""
     said, _ = structure.manifest_of(target)

@@ -13,10 +13,11 @@ from lowbitcli.checkpoint.manifest import Manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.plan.components import examine
+from lowbitcli.plan.pad import widened_like
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
 from lowbitcli.verify import compare, scales, structure
-from lowbitcli.verify.align import layouts_of
+from lowbitcli.verify.align import layouts_of, nibbles_of
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.nouns import (
@@ -63,7 +64,7 @@ def verify(
         raise UsageError("an SQNR needs a source to measure against", hint="name it: --against SRC")
     theirs = None
     if source is not None:
-        theirs = examine(source, layouts=layouts_of(target))
+        theirs = examine(source, nibbles=nibbles_of(target), layouts=layouts_of(target))
         refuse_findings(theirs)
     try:
         ours = examine(target)
@@ -71,7 +72,8 @@ def verify(
         said = str(source.path) if source is not None else None
         return unreadable(target.path, said, error, device)
     if theirs is not None:
-        theirs = aligned(theirs, ours.weights)
+        theirs = widened_like(aligned(theirs, ours.weights), ours)
+        ours = widened_like(ours, theirs)
     run = _Run(target, ours, source, theirs, device, widening, progress)
     return run.verify(fail_under_db)
 

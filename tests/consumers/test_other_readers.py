@@ -140,6 +140,7 @@ def test_modelopt_s_tensor_classes(source, tmp_path, scheme):
 
 LAYOUTS = {
     "fp8_tensor": "TensorCoreFP8Layout",
+    "fp8_tensor_e5m2": "TensorCoreFP8Layout",
     "mxfp8": "TensorCoreMXFP8Layout",
     "nvfp4": "TensorCoreNVFP4Layout",
 }

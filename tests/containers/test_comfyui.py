@@ -15,7 +15,13 @@ from tests import checkpoints
 from tests.checkpoints import header_of, metadata_of, weight
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "comfyui"
-FORMATS = {"float8_e4m3fn": "fp8_tensor", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+FORMATS = {
+    "float8_e4m3fn": "fp8_tensor",
+    "float8_e5m2": "fp8_tensor_e5m2",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+READ = {**FORMATS, "int8_tensorwise": "int8_channel"}
 P = "model.diffusion_model.double_blocks.0."
 WIDE, ODD = P + "img_attn.proj", P + "img_mlp.0"
 
@@ -23,19 +29,17 @@ WIDE, ODD = P + "img_attn.proj", P + "img_mlp.0"
 def test_every_golden_has_its_origin():
     files = {path.name.partition(".")[0] for path in GOLDEN.glob("*.safetensors")}
     assert (
-        files
-        == set(FORMATS)
-        == set(json.loads((GOLDEN / "origin.json").read_text())["checkpoints"])
+        files == set(READ) == set(json.loads((GOLDEN / "origin.json").read_text())["checkpoints"])
     )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", READ)
 def test_what_comfy_kitchen_wrote_is_read_to_the_bit(tmp_path, name):
     """Rows come from the bias; columns that pad a block stay, as nothing tells of them."""
     source = GOLDEN / f"{name}.safetensors"
     found = inspect(source)
     assert (found.container, found.findings) == ("comfyui", ())
-    assert {w.scheme.name for w in found.weights if w.scheme} == {FORMATS[name]}
+    assert {w.scheme.name for w in found.weights if w.scheme} == {READ[name]}
     assert len([w for w in found.weights if w.scheme]) == 2
     out = dequantize(source, tmp_path / "out.safetensors", dtype="fp32", device="cpu").output
     ours = checkpoints.read(out)
@@ -69,6 +73,7 @@ def source(tmp_path):
 
 SHAPES = {
     "float8_e4m3fn": {".weight": ("F8_E4M3", [37, 64]), ".weight_scale": ("F32", [])},
+    "float8_e5m2": {".weight": ("F8_E5M2", [37, 64]), ".weight_scale": ("F32", [])},
     "mxfp8": {".weight": ("F8_E4M3", [64, 64]), ".weight_scale": ("U8", [128, 4])},
     "nvfp4": {
         ".weight": ("U8", [48, 32]),
@@ -149,8 +154,9 @@ def test_what_comfyui_has_no_format_for_is_refused(tmp_path, source):
         quantize(source, tmp_path / "x", Request(scheme="mxfp4", container="comfyui"))
 
 
-def test_the_older_form(tmp_path):
-    w = weight(32, 64).float().clamp(-448, 448).to(torch.float8_e4m3fn)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_older_form(tmp_path, dtype):
+    w = weight(32, 64).float().clamp(-448, 448).to(dtype)
     old = {
         "scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn),
         WIDE + ".weight": w,
@@ -213,7 +219,40 @@ def test_marks_and_tensors_that_disagree_are_found(tmp_path, source, name):
         dequantize(path, tmp_path / "x.safetensors", device="cpu")
 
 
-@pytest.mark.parametrize("format", ["int8_tensorwise", "x" * 500, None, 4])
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_columns_that_pad_a_last_block_are_cropped_where_a_mark_says_so(tmp_path, name):
+    stored = checkpoints.read(GOLDEN / f"{name}.safetensors")
+    wanted = checkpoints.read(GOLDEN / f"{name}.dequantized.safetensors")
+    for key in [key for key in stored if key.endswith(".comfy_quant")]:
+        shape = list(wanted[key.replace(".comfy_quant", ".weight")].shape)
+        text = json.dumps({"format": name, "orig_shape": shape}).encode()
+        stored[key] = torch.tensor(list(text), dtype=torch.uint8)
+    source = checkpoints.write(tmp_path / "x.safetensors", stored)
+    assert inspect(source).findings == ()
+    done = dequantize(source, tmp_path / "out.safetensors", dtype="fp32", device="cpu")
+    found = checkpoints.read(done.output)
+    assert done.plan.notes == ()
+    assert found.keys() == wanted.keys()
+    assert all(checkpoints.same(found[key], value) for key, value in wanted.items())
+
+
+@pytest.mark.parametrize("said", [{"convrot": True, "convrot_groupsize": 256}, {"convrot": 1}])
+def test_rotated_int8_is_refused_by_name(tmp_path, said):
+    stored = checkpoints.read(GOLDEN / "int8_tensorwise.safetensors")
+    key = next(key for key in stored if key.endswith(".comfy_quant"))
+    text = json.dumps({"format": "int8_tensorwise", **said}).encode()
+    stored[key] = torch.tensor(list(text), dtype=torch.uint8)
+    (found,) = inspect(checkpoints.write(tmp_path / "x.safetensors", stored)).findings
+    assert found.kind == "unknown" and "ConvRot" in found.message
+    assert found.tensor == key.replace(".comfy_quant", ".weight")
+
+
+def test_int8_is_not_written(tmp_path, source):
+    with pytest.raises(RecipeError, match="comfyui has no int8_channel"):
+        quantize(source, tmp_path / "x", Request(scheme="int8_channel", container="comfyui"))
+
+
+@pytest.mark.parametrize("format", ["convrot_w4a4", "x" * 500, None, 4])
 def test_a_format_that_is_not_read_is_named(tmp_path, source, format):
     def edit(stored, metadata):
         metadata.pop("_quantization_metadata")

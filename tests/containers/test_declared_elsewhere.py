@@ -109,52 +109,6 @@ def test_a_mixed_recipe_names_every_layer(tmp_path):
     assert not (back.output / "hf_quant_config.json").exists()
 
 
-ALGORITHMS = {
-    "fp8_channel": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
-    "fp8_block128": {"quant_algo": "fp8_pb_wo"},
-    "mxfp8": {"quant_algo": "MXFP8", "group_size": 32},
-    "nvfp4": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
-}
-
-
-@pytest.mark.parametrize("one", ALGORITHMS)
-@pytest.mark.parametrize("other", ALGORITHMS)
-def test_any_two_schemes_mix_in_modelopt(tmp_path, one, other):
-    """vLLM 0.33 takes all four in the layers of MIXED_PRECISION."""
-    if one == other:
-        return
-    recipe = tmp_path / "recipe.yaml"
-    attention, rest = f'match: "*self_attn*", scheme: {one}', f'match: "*", scheme: {other}'
-    activations = {"nvfp4": "none"}
-    rules = [
-        f"  - {{{text}, activations: {activations.get(scheme, 'dynamic')}}}\n"
-        for text, scheme in ((attention, one), (rest, other))
-    ]
-    recipe.write_text("rules:\n" + "".join(rules))
-    source = source_at(tmp_path / "source")
-    request = Request(recipe=recipe, container="modelopt")
-    done = quantize(source, tmp_path / "out", request, device="cpu")
-    said = checkpoints.quantization_of(done.output)
-    assert said["quant_algo"] == "MIXED_PRECISION"
-    assert said["quantized_layers"] == {OUT: ALGORITHMS[one], DOWN: ALGORITHMS[other]}
-    found = inspect(done.output)
-    assert found.findings == ()
-    schemes = {w.name: w.scheme.name for w in found.weights if w.scheme}
-    assert schemes == {OUT + ".weight": one, DOWN + ".weight": other}
-    header = header_of(done.output / "model.safetensors")
-    if one == "fp8_channel":
-        assert header[OUT + ".weight_scale"]["shape"] == [128]
-    assert not [name for name in header if name.endswith("input_scale")]
-
-
-@pytest.mark.parametrize(("scheme", "said"), [("fp8_channel", 1), ("mxfp8", 0)])
-def test_experts_that_vllm_has_not_in_modelopt_s_form_are_said(tmp_path, scheme, said):
-    name = LAYER + "mlp.experts.0.down_proj.weight"
-    _, done = written(tmp_path, scheme, "modelopt", **{name: weight(64, 64)})
-    notes = [note for note in done.plan.notes if "no experts in fp8_channel" in note]
-    assert len(notes) == said
-
-
 @pytest.mark.parametrize("scheme", ["fp8_tensor", "mxfp4", "int8_channel"])
 def test_modelopt_is_not_given_what_its_readers_cannot_take(tmp_path, scheme):
     with pytest.raises(RecipeError, match=f"modelopt has no {scheme}") as caught:
@@ -369,56 +323,6 @@ def test_a_missing_part_is_found_before_any_work(tmp_path, container, scheme, go
         with pytest.raises(CheckpointError, match="disagrees with itself"):
             run(done.output, tmp_path / "x", device="cpu")
         assert not (tmp_path / "x").exists()
-
-
-def presharded(tensors, suffix):
-    """Leave of each scale what one of two ranks would have."""
-    name = DOWN + suffix
-    scale = tensors[name]
-    tensors[name] = scale[: max(1, scale.shape[0] // 2)].clone() if scale.dim() else scale[None]
-
-
-PRESHARDED = [
-    ("modelopt", "nvfp4", ".weight_scale"),
-    ("modelopt", "mxfp8", ".weight_scale"),
-    ("modelopt", "fp8_channel", ".weight_scale"),
-    ("modelopt", "fp8_block128", ".weight_scale"),
-    ("deepseek", "fp8_block128", ".weight_scale_inv"),
-    ("native-mxfp8", "mxfp8", ".weight_scale_inv"),
-    ("compressed-tensors", "fp8_channel", ".weight_scale"),
-    ("compressed-tensors", "fp8_block128", ".weight_scale"),
-    ("compressed-tensors", "nvfp4", ".weight_scale"),
-]
-
-
-@pytest.mark.parametrize(("container", "scheme", "suffix"), PRESHARDED)
-def test_scales_of_one_rank_are_found_before_any_work(tmp_path, container, scheme, suffix):
-    """A checkpoint saved by one rank of tensor parallelism has a part of each scale."""
-    _, done = written(tmp_path, scheme, container)
-    edited(done.output, lambda tensors: presharded(tensors, suffix))
-    (found,) = inspect(done.output).findings
-    assert (found.kind, found.tensor) == ("mismatch", DOWN + suffix)
-    with pytest.raises(CheckpointError, match="the shape"):
-        dequantize(done.output, tmp_path / "x", device="cpu")
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize(("container", "scheme", "suffix"), PRESHARDED)
-def test_scales_in_another_shard_are_found(tmp_path, container, scheme, suffix):
-    """Case 15, for every container: the weight in one file and its scale in the other."""
-    _, done = written(tmp_path, scheme, container)
-    tensors = checkpoints.read(done.output)
-    config = checkpoints.config_of(done.output)
-    scale = {DOWN + suffix: tensors.pop(DOWN + suffix)}
-    source = checkpoints.sharded(tmp_path / "parted", tensors, scale, config=config)
-    assert inspect(source).findings == ()
-    one = dequantize(source, tmp_path / "one", device="cpu")
-    other = dequantize(done.output, tmp_path / "other", device="cpu")
-    found, wanted = checkpoints.read(one.output), checkpoints.read(other.output)
-    assert found.keys() == wanted.keys()
-    assert all(checkpoints.same(found[name], value) for name, value in wanted.items())
-    index = json.loads((one.output / checkpoints.INDEX).read_text())
-    assert not [name for name in index["weight_map"] if "scale" in name]
 
 
 @pytest.mark.parametrize("container", DEFAULT)

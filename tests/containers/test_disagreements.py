@@ -97,8 +97,8 @@ def test_a_malformed_config_is_one_clear_error(tmp_path, made, change, run):
 
 
 UNREAD = [
-    ({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, "4 bits, type int"),
-    ({"num_bits": 4, "type": "int", "strategy": "channel"}, "type int, strategy channel"),
+    ({"num_bits": 3, "type": "int", "strategy": "group", "group_size": 128}, "3 bits, type int"),
+    ({"num_bits": 4, "type": "int", "strategy": "tensor"}, "type int, strategy tensor"),
     ({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 64}, "group size 64"),
     ({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 32}, "size 32"),
     ({"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32}, "6 bits"),
@@ -117,6 +117,29 @@ def test_a_scheme_that_is_not_known_is_unsupported(made, weights, says):
     assert says in caught.value.message
     assert "group_0" in caught.value.message
     assert "nvfp4" in caught.value.hint
+
+
+MORE = {
+    "rotations": ("transform_config", {"config_groups": {"u": {"type": "hadamard", "apply": []}}}),
+    "sparsity": ("sparsity_config", {"format": "sparse-24-bitmask"}),
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_rotated_and_sparse_weights_are_refused_by_name(made, what):
+    root = made()
+    key, said = MORE[what]
+    set_config(root, said, key)
+    with pytest.raises(UnsupportedError, match=f"{key} declares {what}"):
+        inspect(root)
+
+
+@pytest.mark.parametrize("said", [None, {}, {"format": "dense"}])
+def test_no_rotation_and_no_sparsity_are_no_fault(made, said):
+    root = made()
+    set_config(root, said, "sparsity_config")
+    set_config(root, {} if said else said, "transform_config")
+    assert inspect(root).findings == ()
 
 
 def test_two_groups_for_every_linear_are_refused(made):
@@ -346,7 +369,7 @@ def test_the_command(made, lowbit):
     assert said.code == 4
     assert f"{DOWN}.weight_packed: nvfp4 needs the tensor {DOWN}.weight_scale" in said.err
     said = lowbit("inspect", root)
-    assert said.code == 0
+    assert said.code == 4
     assert DOWN + ".weight_scale" in said.out
 
 

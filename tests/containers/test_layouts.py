@@ -14,6 +14,9 @@ SHAPES = {
     "identity": [(), (3,), (4, 2)],
     "vector1": [(), (3,), (4, 2)],
     "reciprocal1": [(), (3,), (4, 2)],
+    "offset4": [(3, 8), (2, 3, 4)],
+    "offset8": [(3, 8), (2, 3, 4)],
+    "spread": [(3, 1), (2, 3, 1)],
     "rows32": [(32, 3), (33, 2), (2, 70, 3)],
     "matrix1": [(), (4, 2)],
     "column": [(5, 1), (2, 3, 1)],
@@ -40,6 +43,10 @@ def test_every_layout_comes_back_and_keeps_what_it_says_on_paper(layout):
         elif layout.name == "rows32":
             rows = sample((*shape[:-2], -(-shape[-2] // 32), shape[-1]))
             tensor = rows.repeat_interleave(32, dim=-2)[..., : shape[-2], :].contiguous()
+        elif layout.name == "spread":
+            tensor = sample((*shape[:-2], 1, 1)).expand(shape).contiguous()
+        elif layout.name == "offset8":
+            tensor = sample(shape, torch.int8)
         else:
             tensor = sample(shape)
         fitted = layout.at(shape)

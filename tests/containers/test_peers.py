@@ -23,6 +23,12 @@ SCHEMES = {
         "nvfp4a16": "nvfp4",
         "oneshot-nvfp4": "nvfp4",
         "nvfp4a16-moe": "nvfp4",
+        "pack-int4": "int4_g128",
+        "pack-int4-g32": "int4_g32",
+        "pack-int4-channel": "int4_channel",
+        "pack-int8": "int8_channel",
+        "pack-int8-g64": "int8_g64",
+        "int8-g64": "int8_g64",
     },
     "deepseek": {"fp8-block": "fp8_block128", "fp8-block-ue8m0": "fp8_block128"},
     "native-mxfp8": {"mxfp8": "mxfp8"},
@@ -47,6 +53,7 @@ SCHEMES = {
         "nvfp4-swizzled": "nvfp4",
     },
 }
+ONLY_READ = ("pack-int4-g32", "pack-int4-channel", "pack-int8", "pack-int8-g64", "int8-g64")
 PAIRS = [(container, name) for container, names in SCHEMES.items() for name in names]
 CT = GOLDEN / "compressed-tensors"
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -106,7 +113,7 @@ def test_they_go_through_another_container_and_back_unchanged(tmp_path, containe
     source = GOLDEN / container / name
     if container == "modelopt" and {"fp8_tensor", "mxfp4"} & set(SCHEMES[container][name].split()):
         pytest.skip("read, and not written")
-    if container == "torchao":
+    if container == "torchao" or name in ONLY_READ:
         pytest.skip("read, and not written")
     recipe = tmp_path / "recipe.yaml"
     scheme = SCHEMES[container][name]

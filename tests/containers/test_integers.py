@@ -1,0 +1,171 @@
+"""Packed integers of compressed-tensors: what is written is what its own compressor makes, and what
+is not codes times a scale is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowbitcli.api import Request, dequantize, inspect, quantize, verify
+from lowbitcli.errors import CheckpointError, UnsupportedError
+from tests import checkpoints
+from tests.checkpoints import LAYER, header_of, single, weight
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "compressed-tensors"
+DOWN, K = LAYER + "mlp.down_proj", LAYER + "self_attn.k_proj"
+
+
+@pytest.fixture
+def done(tmp_path):
+    tensors = {DOWN + ".weight": weight(40, 256), "model.norm.weight": weight(1, 64)[0]}
+    source = single(tmp_path / "source", tensors)
+    return quantize(source, tmp_path / "q", Request(scheme="int4_g128"), device="cpu")
+
+
+def test_names_dtypes_and_shapes(tmp_path, done):
+    assert done.plan.container == "compressed-tensors"
+    header = header_of(done.output / "model.safetensors")
+    found = {
+        name.removeprefix(DOWN): (entry["dtype"], entry["shape"])
+        for name, entry in header.items()
+        if name.startswith(DOWN)
+    }
+    assert found == {
+        ".weight_packed": ("I32", [40, 32]),
+        ".weight_scale": ("F32", [40, 2]),
+        ".weight_shape": ("I64", [2]),
+    }
+    stored = checkpoints.read(done.output)
+    assert stored[DOWN + ".weight_shape"].tolist() == [40, 256]
+    said = checkpoints.quantization_of(done.output)
+    assert said["format"] == "pack-quantized"
+    group = said["config_groups"]["group_0"]
+    assert group["weights"] == {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "group",
+        "group_size": 128,
+    }
+    assert group["input_activations"] is None
+    assert any("SGLang" in note for note in done.plan.notes)
+
+
+def test_the_first_code_is_in_the_lowest_bits_plus_8(tmp_path, done):
+    words = checkpoints.read(done.output)[DOWN + ".weight_packed"].to(torch.int64) & 0xFFFFFFFF
+    codes = torch.stack([(words >> (4 * n)) & 15 for n in range(8)], -1).flatten(1) - 8
+    scale = checkpoints.read(done.output)[DOWN + ".weight_scale"].repeat_interleave(128, 1)
+    back = dequantize(done.output, tmp_path / "d", dtype="fp32", device="cpu")
+    assert torch.equal(checkpoints.read(back.output)[DOWN + ".weight"], codes * scale)
+    assert set(codes.unique().tolist()) <= set(range(-7, 8))
+    assert verify(done.output, against=tmp_path / "source", device="cpu").passed
+
+
+def test_compressed_tensors_decompresses_it_to_our_numbers(tmp_path, done):
+    kinds = pytest.importorskip("compressed_tensors.quantization")
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    said = checkpoints.quantization_of(done.output)["config_groups"]["group_0"]
+    scheme = kinds.QuantizationScheme(**said)
+    compressor = compressors.BaseCompressor.get_value_from_registry("pack-quantized")
+    stored = checkpoints.read(done.output)
+    parts = {n.removeprefix(DOWN + "."): v for n, v in stored.items() if n.startswith(DOWN)}
+    theirs = compressor.decompress(parts, scheme)["weight"]
+    back = dequantize(done.output, tmp_path / "d", dtype="fp32", device="cpu")
+    assert checkpoints.same(theirs.float(), checkpoints.read(back.output)[DOWN + ".weight"])
+
+
+def test_to_lowbit_and_back_is_byte_identical(tmp_path, done):
+    request = Request(scheme="int4_g128", container="lowbit")
+    two = quantize(done.output, tmp_path / "two", request, device="cpu")
+    request = Request(scheme="int4_g128", container="compressed-tensors")
+    three = quantize(two.output, tmp_path / "three", request, device="cpu")
+    a, c = checkpoints.read(done.output), checkpoints.read(three.output)
+    assert a.keys() == c.keys() and all(checkpoints.same(a[name], c[name]) for name in a)
+    assert two.errors == three.errors == {}
+
+
+def test_groups_that_no_container_writes_are_requantized_and_not_kept(tmp_path):
+    source = GOLDEN / "pack-int4-g32"
+    with pytest.raises(UnsupportedError, match="stays int4_g32"):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text('rules: [{match: "*", keep: true}]\n')
+        quantize(source, tmp_path / "x", Request(recipe=recipe), device="cpu")
+    done = quantize(source, tmp_path / "q", Request(scheme="mxfp8"), device="cpu")
+    assert {w.scheme.name for w in inspect(done.output).weights if w.scheme} == {"mxfp8"}
+    assert not [name for name in checkpoints.read(done.output) if name.endswith("weight_shape")]
+
+
+def edited(tmp_path, edit, weights=None, golden="pack-int4-channel"):
+    tensors = checkpoints.read(GOLDEN / golden)
+    config = checkpoints.config_of(GOLDEN / golden)
+    edit(tensors)
+    config["quantization_config"]["config_groups"]["group_0"]["weights"].update(weights or {})
+    return single(tmp_path / "edited", tensors, config)
+
+
+def shape(*numbers, dtype=torch.int64):
+    return lambda t: t.update({K + ".weight_shape": torch.tensor(numbers, dtype=dtype)})
+
+
+FINDINGS = {
+    "no shape": (lambda t: t.pop(K + ".weight_shape"), "missing"),
+    "no scale": (lambda t: t.pop(K + ".weight_scale"), "missing"),
+    "no data": (lambda t: (t.pop(K + ".weight_packed"), t.pop(K + ".weight_scale")), "orphan"),
+    "other rows": (shape(32, 72), "mismatch"),
+    "other columns": (shape(33, 80), "mismatch"),
+    "negative": (shape(33, -72), "mismatch"),
+    "three dimensions": (shape(1, 33, 72), "mismatch"),
+    "a shape of F32": (shape(33, 72, dtype=torch.float32), "mismatch"),
+    "columns that fill no word": (shape(33, 70), "unknown"),
+    "presharded": (
+        lambda t: t.update({K + ".weight_scale": t[K + ".weight_scale"][:16].clone()}),
+        "mismatch",
+    ),
+    "zero points": (
+        lambda t: t.update({K + ".weight_zero_point": torch.zeros(5, 1, dtype=torch.int32)}),
+        "unknown",
+    ),
+    "an order": (
+        lambda t: t.update({K + ".weight_g_idx": torch.zeros(72, dtype=torch.int32)}),
+        "unknown",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_what_disagrees_is_found_before_any_work(tmp_path, name):
+    edit, kind = FINDINGS[name]
+    source = edited(tmp_path, edit)
+    assert {one.kind for one in inspect(source).findings} == {kind}
+    with pytest.raises(CheckpointError, match="disagrees with itself"):
+        dequantize(source, tmp_path / "x", device="cpu")
+
+
+def test_a_shape_of_i32_says_the_same(tmp_path):
+    assert inspect(edited(tmp_path, shape(33, 72, dtype=torch.int32))).findings == ()
+
+
+REFUSED = {
+    "asymmetric": ({"symmetric": False}, "asymmetric"),
+    "reordered": ({"actorder": "group"}, "activation order group"),
+    "3 bits": ({"num_bits": 3}, "3 bits"),
+    "a group of 12": ({"strategy": "group", "group_size": 12}, "group size 12"),
+    "a group of none": ({"strategy": "group", "group_size": None}, "group size None"),
+    "a tensor": ({"strategy": "tensor"}, "strategy tensor"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_codes_times_a_scale_is_refused_by_name(tmp_path, name):
+    weights, says = REFUSED[name]
+    with pytest.raises(UnsupportedError) as caught:
+        inspect(edited(tmp_path, lambda tensors: None, weights))
+    assert says in caught.value.message
+
+
+def test_a_group_that_does_not_divide_the_columns_is_a_mismatch(tmp_path):
+    source = edited(tmp_path, lambda t: None, {"strategy": "group", "group_size": 128})
+    assert {one.kind for one in inspect(source).findings} == {"mismatch"}
+    assert json.dumps([one.message for one in inspect(source).findings])
