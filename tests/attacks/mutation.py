@@ -1,5 +1,6 @@
 """Headers of safetensors files made wrong: by bytes, by words, and by what their JSON says."""
 
+import copy
 import json
 import random
 from typing import Any
@@ -77,7 +78,7 @@ def _by_meaning(draw: random.Random) -> bytes:
         elif choice == 2 and isinstance(item, dict):
             item[str(draw.choice(ODD))] = item.pop(key)
         else:
-            item[key] = draw.choice(ODD)
+            item[key] = copy.deepcopy(draw.choice(ODD))
     if draw.random() < 0.2:
         size = max(0, size + draw.choice((-1, 1, 8)))
     return packed(document, size, draw)

@@ -20,7 +20,10 @@ from tests.faults.spread import spread
 
 FLIPS = 250 if LONG else 25  # of each kind
 MANIFEST = "lowbit.json"
-WORDS = {"index": ("the index",), "config": ("quantization_config",)}  # that name a file too
+WORDS = {
+    "index": ("the index",),
+    "config": ("quantization_config", "its config"),
+}  # that name a file too
 PLACES = ("header", "data", "scale", "kept", "manifest", "index", "config", "header alone", "alone")
 
 
