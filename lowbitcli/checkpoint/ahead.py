@@ -9,6 +9,7 @@ import os
 import threading
 from pathlib import Path
 
+from lowbitcli.checkpoint.directory import PIPELINE
 from lowbitcli.checkpoint.shard_index import SUFFIX
 
 _MOST = 8 << 30  # bytes; and never more than a quarter of the memory that is free
@@ -21,7 +22,8 @@ def read_ahead(source: str | os.PathLike[str]) -> None:
 
 def _read(source: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
-        paths = sorted(source.glob(f"*{SUFFIX}")) if source.is_dir() else [source]
+        places = f"*/*{SUFFIX}" if (source / PIPELINE).is_file() else f"*{SUFFIX}"
+        paths = sorted(source.glob(places)) if source.is_dir() else [source]
         pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         left = min(_MOST, pages // 4)
         for path in paths:

@@ -5,6 +5,7 @@ a size is asked for, all of them are cut anew.
 import json
 
 import pytest
+import torch
 
 from lowbitcli import api
 from lowbitcli.errors import UsageError
@@ -156,3 +157,21 @@ def test_a_lone_file_is_not_cut(tmp_path, two):
     assert "directory" in caught.value.hint
     with pytest.raises(UsageError):
         api.plan_quantize(two, None, api.Request(max_shard_size=0))
+
+
+def test_experts_that_were_a_stack_are_cut_like_others(tmp_path):
+    stem = LAYER + "mlp.experts."
+    source = single(
+        tmp_path / "source",
+        {
+            stem + "down_proj": torch.stack([weight(64, 64, seed=n) for n in range(4)]),
+            DOWN: weight(64, 64),
+        },
+        {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]},
+    )
+    done = api.quantize(source, tmp_path / "out", api.Request(max_shard_size=2 * EACH))
+    found = places(done.output)
+    experts = {f"{stem}{n}.down_proj" for n in range(4)}
+    assert set().union(*found.values()) == experts | {DOWN.removesuffix(".weight")}
+    assert [len(found[name]) for name in sorted(found)] == [2, 2, 1]
+    assert api.verify(done.output, against=source, device="cpu").failures == ()
