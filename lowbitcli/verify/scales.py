@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from lowbit_kernels.formats import E4M3, E8M0, F32, Format
+from lowbit_kernels.formats import E4M3, E8M0, F32, INT4, INT8, Format
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.layouts import RECIPROCAL1
 from lowbitcli.errors import CheckpointError
@@ -151,6 +151,11 @@ def _nan_codes(checkpoint: Checkpoint, weight: SourceWeight, device: torch.devic
     if not count:
         return []
     message = f"{count} of {weight.numel} codes are no numbers, the first at {first}"
+    if weight.scheme.element in (INT4, INT8):
+        # Other writers use the least code of two's complement, and readers take it for a number.
+        message = f"{count} of {weight.numel} codes are the least one, which lowbit never writes, "
+        message += f"the first at {first}"
+        return [Problem("code", weight.name, message, weight.file, WARN)]
     return [Problem("code", weight.name, message, weight.file)]
 
 

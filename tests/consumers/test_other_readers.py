@@ -148,17 +148,18 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("scheme", LAYOUTS)
 def test_comfy_kitchen_s_layouts(tmp_path, scheme):
-    """Odd rows: what is padded is cropped to the shape that ComfyUI knows from the model."""
+    """Odd rows and columns: what is padded is cropped to the shape that ComfyUI knows from the model."""
     kitchen = pytest.importorskip("comfy_kitchen.tensor")
     generator = torch.Generator().manual_seed(1)
     weights = {
         f"model.diffusion_model.{n}.weight": torch.randn(rows, cols, generator=generator)
-        for n, (rows, cols) in enumerate(((130, 96), (37, 64), (256, 512)))
+        for n, (rows, cols) in enumerate(((130, 96), (37, 64), (256, 512), (37, 72)))
     }
     save_file(weights, tmp_path / "in.safetensors")
-    request = api.Request(scheme=scheme, container="comfyui")
-    api.quantize(tmp_path / "in.safetensors", tmp_path / "q.safetensors", request)
+    request = api.Request(scheme=scheme, container="comfyui", pad=True)
+    made = api.quantize(tmp_path / "in.safetensors", tmp_path / "q.safetensors", request)
     api.dequantize(tmp_path / "q.safetensors", tmp_path / "d.safetensors", dtype="fp32")
+    assert len(made.plan.quantized) == len(weights)
     parts, ours = load_file(tmp_path / "q.safetensors"), load_file(tmp_path / "d.safetensors")
     layout = kitchen.get_layout_class(LAYOUTS[scheme])
     for name, w in weights.items():

@@ -86,6 +86,14 @@ def test_to_lowbit_and_back_is_byte_identical(tmp_path, done):
     assert two.errors == three.errors == {}
 
 
+@pytest.mark.parametrize("name", ["pack-int4", "pack-int8", "int8-g64"])
+def test_the_least_code_is_a_number_that_lowbit_does_not_write(name):
+    """Symmetric integers of llm-compressor go from -8 to 7, and from -128 to 127."""
+    found = verify(GOLDEN / name, device="cpu")
+    told = [problem for problem in found.problems if problem.kind == "code"]
+    assert found.passed and told and all("which lowbit never writes" in one.message for one in told)
+
+
 def test_groups_that_no_container_writes_are_requantized_and_not_kept(tmp_path):
     source = GOLDEN / "pack-int4-g32"
     with pytest.raises(UnsupportedError, match="stays int4_g32"):
