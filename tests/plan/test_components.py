@@ -154,6 +154,15 @@ def test_what_is_taken_out_is_taken_out_where_it_is(tmp_path, pipe):
     }
 
 
+def test_a_pattern_without_a_slash_is_for_the_denoiser_alone(tmp_path, pipe):
+    wo = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
+    single(pipe / "text_encoder", {T5: weight(64, 64), wo: weight(64, 64)}, {"model_type": "t5"})
+    text = 'rules: [{match: ["*", "text_encoder/*SelfAttention*"], scheme: mxfp8}]'
+    plan = api.plan_quantize(pipe, None, recipe(tmp_path, text))
+    names = {weight.name for weight in plan.quantized if weight.name.startswith("text")}
+    assert names == {f"text_encoder/{T5}"}
+
+
 @pytest.mark.parametrize("dead", ["vea/*", "text_encoder/*.to_q*", "re:transformer/.*ffn.*"])
 def test_a_pattern_that_no_component_has_is_refused(tmp_path, pipe, dead):
     text = f'rules: [{{match: "*", scheme: mxfp8}}, {{match: "{dead}", scheme: mxfp8}}]'
