@@ -73,6 +73,13 @@ def block_of(checkpoint: Checkpoint, part: Part, matrix: int) -> Tensor:
     return tensor_of(raw, TensorSpec("", part.spec.dtype, (rows, cols)))
 
 
+def columns_of(block: Tensor, part: Part, start: int, stop: int) -> Tensor:
+    """Return the columns of a block that are rows `start` to `stop` of the part, side by side:
+    torch transposes what is contiguous ten times as fast."""
+    columns = block if part.view is None else block[:, part.view.first :: part.view.step]
+    return columns[:, start:stop].contiguous()
+
+
 def by_value(tensor: Tensor, part: Part) -> Tensor:
     """Return a stored tensor in the dtype of its part, layout as stored."""
     if part.stored is None:
@@ -189,8 +196,7 @@ class Rows:
 
     def _turned(self, part: Part, block: Tensor, some: Slice) -> Tensor:
         """Return rows of a matrix that lies transposed."""
-        columns = block if part.view is None else block[:, part.view.first :: part.view.step]
-        return canonical(columns[:, some.start : some.stop].to(self._device), part)
+        return canonical(columns_of(block, part, some.start, some.stop).to(self._device), part)
 
     def _all(self, name: str, part: Part) -> Tensor:
         with self._lock:

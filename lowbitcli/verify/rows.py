@@ -12,7 +12,15 @@ from lowbit_kernels.formats import F32
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.pipeline.arithmetic import ops_of
-from lowbitcli.pipeline.read import block_of, by_value, canonical, load, picked, tensor_of
+from lowbitcli.pipeline.read import (
+    block_of,
+    by_value,
+    canonical,
+    columns_of,
+    load,
+    picked,
+    tensor_of,
+)
 from lowbitcli.pipeline.slices import is_streamed, is_turned, rows_high, step_of
 from lowbitcli.plan.nouns import Part
 from lowbitcli.plan.source import SourceWeight
@@ -126,9 +134,8 @@ class Rows:
     def _data(self, matrix: int, start: int, stop: int) -> Tensor:
         part = self.weight.reads[DATA]
         if is_turned(part):
-            block = self._block(matrix)
-            columns = block if part.view is None else block[:, part.view.first :: part.view.step]
-            return canonical(columns[:, start:stop].to(self._device), part)
+            columns = columns_of(self._block(matrix), part, start, stop)
+            return canonical(columns.to(self._device), part)
         if not is_streamed(self.weight.scheme, DATA, part):
             data = self._whole_data
             return data.reshape(-1, *data.shape[-2:])[matrix, start:stop]
