@@ -189,8 +189,8 @@ def notes(declarations: Sequence[Declaration]) -> tuple[str, ...]:
         )
     if any(d.scheme is not None and d.scheme.name == "int4_g128" for d in quantized):
         told.append(
-            "vLLM 0.33 rounds the F32 scales of int4_g128 to the dtype of the model, and SGLang "
-            "0.5 takes none of F32"
+            "vLLM 0.33 rounds the F32 scales of int4_g128 to the dtype of the model; SGLang 0.5 "
+            "refuses to, unless SGLANG_QUANT_ALLOW_DOWNCASTING is set"
         )
     if refused := schemes & {"fp8_block128", "mxfp8"}:
         told.append(f"transformers 5.24 does not load experts in {', '.join(sorted(refused))}")
