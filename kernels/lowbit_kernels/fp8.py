@@ -58,7 +58,7 @@ def scale_of(amax: Tensor, element: Format = E4M3) -> Tensor:
 
 def _cast_reference(w: Tensor, scale: Tensor, element: Format = E4M3) -> Tensor:
     """Return element(w / scale), `scale` in the shape that broadcasts over `w`."""
-    return rounding.to_fp8(w.float() / scale, element)
+    return rounding.to_fp8(w.contiguous().float() / scale, element)
 
 
 def _cast_here(w: Tensor, scale: Tensor, element: Format) -> Tensor:

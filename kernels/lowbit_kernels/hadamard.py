@@ -5,6 +5,8 @@
 H is Sylvester's 16 x 16 matrix of +-1, so both are orthogonal. In fp32: each column times +-1/4,
 which is exact but among subnormals, then the sixteen terms added from first to last. Source:
 TransformerEngine 2.20 `pytorch/custom_recipes/reference_nvfp4.py`, whose signs these are.
+A NaN makes NaN of its sixteen columns. An Inf makes each of them Inf, with either sign; two make NaN
+of those columns where their signs differ.
 """
 
 import torch
@@ -30,7 +32,7 @@ def _matrix(signs: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _multiply_reference(x: Tensor, matrix: Tensor) -> Tensor:
-    blocks = x.float().unflatten(-1, (x.shape[-1] // WIDTH, WIDTH))
+    blocks = x.contiguous().float().unflatten(-1, (x.shape[-1] // WIDTH, WIDTH))
     total = blocks[..., :1] * matrix[0]
     for row in range(1, WIDTH):
         total = total + blocks[..., row : row + 1] * matrix[row]

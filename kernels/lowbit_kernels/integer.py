@@ -47,7 +47,7 @@ def scale_of(amax: Tensor, element: Format = INT8) -> Tensor:
 
 def _quantize_reference(w: Tensor) -> tuple[Tensor, Tensor]:
     scale = scale_of(amax_of.rows(w)).unsqueeze(-1)
-    return _codes(w.float() / scale, INT8), scale
+    return _codes(w.contiguous().float() / scale, INT8), scale
 
 
 def _codes(q: Tensor, element: Format) -> Tensor:

@@ -23,7 +23,7 @@ adds the upper half onto the lower; a later candidate must be strictly better.
 A block of zeros has scale code 0 (2^-127). -0.0 has E2M1 code 0, a negative number that rounds to
 zero has code 8; FP8 keeps the sign. A block that holds a NaN has scale code 255 (NaN), FP8 codes
 0x7F and E2M1 magnitudes 7. One that holds an Inf and no NaN has scale code 254 (by floor, ceil and
-even 255 - emax) and Inf saturates.
+even 255 - emax); Inf saturates, and decodes to Inf again; beside it small numbers become zeros.
 Source: OCP Microscaling Formats 1.0 for the format; rule amax rounds as the PTX instruction
 `cvt.rp.satfinite.ue8m0x2.f32` does, as in TransformerEngine 2.20 `common/cast/mxfp8`.
 """

@@ -17,8 +17,11 @@ and 2d are TransformerEngine's (`nvfp4_te`).
 small that amax / 2688 is zero gets the smallest subnormal, 2^-149; where scale * global_scale
 underflows to zero every code of the block is 0 or 8. A matrix that holds a NaN has global_scale
 NaN, scales 0x7F and magnitudes 7; one that holds an Inf has global_scale Inf, the block with the
-Inf scale 0x7F. Both decode to NaN where the infinite product is. Same bytes as ModelOpt 0.47
-`NVFP4QTensor.quantize`, but for a matrix of zeros.
+Inf scale 0x7F, all other codes 0 or 8; every element of either decodes to NaN. A search keeps the
+scales 0x7F, and under an infinite global scale all others (mse_all: 1). Rules four_over_six and 2d:
+see `nvfp4_te`. Under a global scale that is given they show in their block alone: NaN as above, Inf
+as scale 0x7E (mse_all: 1) and magnitude 7.
+Same bytes as ModelOpt 0.47 `NVFP4QTensor.quantize`, but for a matrix of zeros.
 """
 
 from collections.abc import Mapping
@@ -424,7 +427,7 @@ def _quantize_in_other_order(
 
 
 def _te_reference(w: Tensor, amax: Tensor, rule: str) -> tuple[Tensor, Tensor]:
-    blocks = w.float().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
+    blocks = w.contiguous().float().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK))
     if rule == "four_over_six":
         return nvfp4_te.quantize_four_over_six(blocks, amax, LARGEST_SCALE[rule])
     return nvfp4_te.quantize_blocks(blocks, amax, tall=True)

@@ -13,6 +13,9 @@ largest value becomes 4 and not 6; its errors fl(fl(fl(value * scale) * A) / (6 
 summed from left to right, and it is taken where the sum is strictly less. A tile of 16 x 16 takes
 its amax over 16 rows and repeats its scale on each of them, so that readers see blocks of 1 x 16.
 A reader multiplies by global_scale = fl(A / (6 E)). A block that is zero or underflows has scale 0.
+A matrix that holds a NaN has global_scale NaN, scales 0x7F and magnitudes 7. One that holds an Inf
+and no NaN has global_scale Inf, and codes and scales as if encode were 1: 448 and 7 where the Inf
+is. Every element of either decodes to NaN or Inf.
 Source: TransformerEngine 2.20 `pytorch/custom_recipes/reference_nvfp4.py`.
 """
 

@@ -47,7 +47,7 @@ def _matrices(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield weights, a stack of two, and a view that is not contiguous."""
     samples = {name: w.to(device) for name, w in weights(dtype).items()}
     yield from samples.items()
-    yield "stack", torch.stack([samples["wide"], samples["gauss"]])
+    yield "stack", torch.stack([samples["wide"], samples["gauss"]]).reshape(2, 1, 1, 6, 96)
     yield "transposed", samples["wide"].repeat(16, 1).t()
 
 
@@ -141,13 +141,19 @@ def nvfp4_search(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     # Made on the CPU: what linspace and powers give is the device's own.
     h = (torch.linspace(0, 3, 96) ** 4).to(device)
     for name, w in _matrices(device, dtype):
-        few = ("wide", "subnormal", "sparse", "nan") if dtype == torch.bfloat16 else ("wide",)
-        if name in few:
+        few = ("wide", "subnormal", "sparse", "nan", "inf")
+        if name in (few if dtype == torch.bfloat16 else few[:1]):
             yield f"mse {name}", lambda w=w: nvfp4.quantize(w, None, "mse")
     if dtype == torch.bfloat16:
         w = weights(dtype, 3)["wide"].to(device)
         yield "weighted", lambda w=w: nvfp4.quantize(w, None, "mse", h)
         yield "all", lambda w=w: nvfp4.quantize(w, None, "mse_all")
+        bad = torch.ones(2, 64)
+        bad[0, 5], bad[0, 20], bad[1, 7] = torch.nan, torch.inf, -torch.inf
+        bad, given = bad.to(device), torch.tensor(0.01, device=device)
+        for rule in nvfp4.LARGEST_SCALE:
+            yield f"no numbers {rule}", lambda r=rule: nvfp4.quantize(bad[1:], None, r)
+            yield f"no numbers given {rule}", lambda r=rule: nvfp4.quantize(bad, given, r)
     if device == "cuda":
         for name, w in _matrices(device, dtype):
             yield f"all {name}", lambda w=w: nvfp4.quantize(w, None, "mse_all")
