@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -193,7 +194,9 @@ class Child:
 
         calls, fired = json.loads(read("report") or "[0, 0]")
         code = os.waitstatus_to_exitcode(status)
-        return Ended(code, read("out"), read("err"), calls, fired)
+        ended = Ended(code, read("out"), read("err"), calls, fired)
+        shutil.rmtree(self.folder)
+        return ended
 
 
 def run(root: Path, arguments: list[object], *at: object, **options: object) -> Ended:
