@@ -64,17 +64,16 @@ def _operation(name: str, ops: Ops, quantized: float, passes: int, *more: Conten
         return w.numel() * (w.element_size() + quantized)
 
     return Operation(
-        f"{name}, {'amax + ' if passes == 2 else ''}256 weights",
+        f"{name}, {'amax + quantize ' if passes == 2 else ''}256 weights",
         size,
         [
-            Contender("lowbit", _together(ops)),
+            Contender("lowbit", _together(ops), queued=True),
             Contender("lowbit, one by one", _one_by_one(ops)),
             *more,
         ],
         moved=lambda w: size(w) + (passes - 1) * w.numel() * w.element_size(),
         check=_check(ops),
         shapes=SHAPES,
-        queued=True,
     )
 
 

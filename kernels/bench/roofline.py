@@ -18,16 +18,19 @@ L2_ROTATION = (
     160 << 20
 )  # bytes of input that a set of buffers has at least: beyond twice 60 MB of L2
 ROUNDS = 20
-BUSY_CYCLES = 60_000_000  # of the GPU's clock, some 30 ms, in which calls are launched
+CYCLES = 2_000_000_000  # of the GPU's clock in a second, or somewhat fewer
 WARM_MS = 50  # of replays before any is timed: clocks take that long to rise
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way of doing an operation: `prepare(w)` returns the call that is timed."""
+    """One way of doing an operation: `prepare(w)` returns the call that is timed. `queued`: it
+    copies from the host, which a graph cannot hold.
+    """
 
     name: str
     prepare: Callable[[torch.Tensor], Callable[[], object]]
+    queued: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Operation:
 
     `minimal(w)` counts each input and output once, `moved(w)` what any implementation of two passes
     has to move; `check` raises where the contender that is ours is wrong. `shapes` are the only
-    ones it is measured at. `queued`: its launches copy from the host, which a graph cannot hold.
+    ones it is measured at.
     """
 
     name: str
@@ -46,7 +49,6 @@ class Operation:
     check: Callable[[torch.Tensor], None] | None = None
     dtype: torch.dtype = torch.bfloat16
     shapes: Sequence[str] = ()
-    queued: bool = False
 
 
 @dataclass
@@ -92,13 +94,17 @@ def milliseconds(calls: Sequence[Callable[[], object]]) -> float:
 
 def milliseconds_queued(calls: Sequence[Callable[[], object]]) -> float:
     """Return the median GPU time of one call, all of them launched while the GPU is kept busy."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
+    for _ in range(2):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for call in calls:
+            call()
+        seconds = time.perf_counter() - begun
     times = []
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS // 2):
+        torch.cuda.synchronize()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(BUSY_CYCLES)
+        torch.cuda._sleep(int((4 * seconds + 0.02) * CYCLES))
         start.record()
         for call in calls:
             call()
@@ -153,7 +159,7 @@ def measure(
         row = Row(operation.name, contender.name, "x".join(map(str, shape)))
         try:
             calls = [contender.prepare(w) for w in weights]
-            row.milliseconds = (milliseconds_queued if operation.queued else milliseconds)(calls)
+            row.milliseconds = (milliseconds_queued if contender.queued else milliseconds)(calls)
             rate = bandwidth * row.milliseconds * 1e6
             row.share = operation.minimal(weights[0]) / rate
             if operation.moved is not None:

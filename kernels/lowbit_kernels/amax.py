@@ -43,6 +43,15 @@ def _largest(w: Tensor) -> Tensor:
 
 
 @jit
+def scale_from_bits(bits, LARGEST: tl.constexpr):
+    """Return the scale fl(amax / LARGEST) of the pattern of an amax: 1 for 0, never 0."""
+    amax = bits.to(tl.float32, bitcast=True)
+    scale = tl.math.div_rn(amax, LARGEST)
+    scale = tl.where(scale == 0, 2.0**-149, scale)
+    return tl.where(amax == 0, 1.0, scale)
+
+
+@jit
 def _matrix_kernel(
     w_ptr,  # [matrices, size] fp32, fp16, or bf16 as int16
     out_ptr,  # [matrices] int32, zero: patterns of fp32 magnitudes
@@ -64,7 +73,8 @@ def _matrix_kernel(
     tl.atomic_max(out_ptr + matrix, tl.max(top, axis=0), sem="relaxed")
 
 
-def _launch_matrix(w: Tensor) -> Tensor:
+def _launch_bits(w: Tensor) -> Tensor:
+    """Return the pattern of the largest magnitude of each matrix, int32 `[*]`."""
     lead, size = w.shape[:-2], w.shape[-2] * w.shape[-1]
     bits = torch.zeros(lead, dtype=torch.int32, device=w.device)
     tile, loops = 4096, 4
@@ -80,8 +90,34 @@ def _launch_matrix(w: Tensor) -> Tensor:
             LOOPS=loops,
             **OPTIONS,
         )
-    amax = bits.view(torch.float32)
+    return bits
+
+
+def _launch_matrix(w: Tensor) -> Tensor:
+    amax = _launch_bits(w).view(torch.float32)
     return torch.where(torch.isnan(amax), torch.nan, amax)
+
+
+@jit
+def _scale_kernel(
+    bits_ptr,  # [matrices] int32, patterns of amax
+    scale_ptr,  # [matrices] fp32
+    LARGEST: tl.constexpr,
+):
+    """Turn an amax into a scale."""
+    index = tl.program_id(0)
+    tl.store(scale_ptr + index, scale_from_bits(tl.load(bits_ptr + index), LARGEST))
+
+
+def launch_scale(w: Tensor, largest: float) -> Tensor:
+    """Return fp32 `[*]`: fl(amax / largest) of each matrix, 1 for 0, never 0; for weights that go
+    to kernels.
+    """
+    bits = _launch_bits(w)
+    scale = torch.empty(bits.shape, dtype=torch.float32, device=w.device)
+    with torch.cuda.device_of(w):
+        _scale_kernel[(bits.numel(),)](bits, scale, LARGEST=float(largest), num_warps=1)
+    return scale
 
 
 def matrix(w: Tensor) -> Tensor:

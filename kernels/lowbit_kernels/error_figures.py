@@ -156,7 +156,7 @@ def _decode(code, ELEMENT: tl.constexpr):
     elif ELEMENT == "INT8" or ELEMENT == "INT4":
         return code.to(tl.float32)
     else:
-        return decode_fp8(code, ELEMENT)
+        return decode_fp8(code, ELEMENT, False)
 
 
 @jit

@@ -160,6 +160,30 @@ def _amax(low, high, BF16: tl.constexpr):
 
 
 @jit
+def _placed(index, left, across, down, TILED: tl.constexpr):
+    """Return where blocks lie after the first and which are there: `left` in a line, or, TILED,
+    those of `down` rows and `left` columns of a tile of 128 x 4 in rows of `across`.
+    """
+    if TILED:
+        row, column = index // 4, index % 4
+        return row * across + column, (row < down) & (column < left)
+    else:
+        return index, index < left
+
+
+@jit
+def _store_tile(scale_ptr, code, mask, index, WHOLE: tl.constexpr):
+    """Store scales of a tile of 128 x 4, the WHOLE of it in a line, zeros where no block is."""
+    code = tl.where(mask, code.to(tl.int32), 0).to(tl.uint8)
+    if WHOLE:
+        code = tl.permute(tl.reshape(code, [4, 32, 4]), (1, 0, 2))
+        tl.store(scale_ptr + tl.arange(0, 512), tl.reshape(code, [512]))
+    else:
+        row, column = index // 4, index % 4
+        tl.store(scale_ptr + (row % 32) * 16 + (row // 32) * 4 + column, code)
+
+
+@jit
 def _store_block(
     low,
     high,
@@ -167,13 +191,11 @@ def _store_block(
     g,
     packed_ptr,
     scale_ptr,
-    first,
     index,
+    place,
     mask,
-    rows,
-    across,
     BF16: tl.constexpr,
-    SWIZZLED: tl.constexpr,
+    TILED: tl.constexpr,
     HIGH: tl.constexpr,
     HOW: tl.constexpr,
 ):
@@ -181,7 +203,10 @@ def _store_block(
     quotient = tl.where(quotient == 0, 1.0, quotient)
     quotient = tl.where(quotient < 2.0**-9, 2.0**-9, quotient)
     code = fp8_bytes(quotient, "E4M3", True)
-    store_scales(scale_ptr, code, first, index, mask, rows, across, SWIZZLED)
+    if TILED:
+        _store_tile(scale_ptr, code, mask, index, HOW == "TWO")
+    else:
+        tl.store(scale_ptr + index, code, mask=mask)
     step = tl.inline_asm_elementwise(_DECODE_E4M3, "=r,r", [code.to(tl.int32)], tl.float32, True, 1)
     step = (step * g)[:, None]
     if HOW == "TWO":
@@ -196,7 +221,7 @@ def _store_block(
     if HIGH:
         low_word, high_word = swap_nibbles(low_word), swap_nibbles(high_word)
     packed = (low_word.to(tl.int64) & 0xFFFFFFFF) | (high_word.to(tl.int64) << 32)
-    tl.store(packed_ptr + index, packed, mask=mask)
+    tl.store(packed_ptr + place, packed, mask=mask)
 
 
 @jit
@@ -206,22 +231,20 @@ def quantize_pairs(
     scale_ptr,
     g,
     left,
-    first,
-    rows,
     across,
+    down,
     BF16: tl.constexpr,
-    SWIZZLED: tl.constexpr,
+    TILED: tl.constexpr,
     HIGH: tl.constexpr,
     TILE: tl.constexpr,
     FEW: tl.constexpr,
 ):
-    """Quantize TILE blocks, of which `left` are there, a block to a thread at a time; where numbers
-    are extreme, FEW at once. Pointers are those of the first block, but for scales: it is `first`
-    of the stack.
+    """Quantize TILE blocks, see `_placed` for which, a block to a thread at a time; where numbers
+    are extreme, FEW at once. Pointers are those of the first block, that of scales of its tile.
     """
     index = tl.arange(0, TILE)
-    mask = index < left
-    offset = index[:, None] * 8 + tl.arange(0, 4)[None, :]
+    place, mask = _placed(index, left, across, down, TILED)
+    offset = place[:, None] * 8 + tl.arange(0, 4)[None, :]
     low = tl.load(w_ptr + offset, mask=mask[:, None], other=0)
     high = tl.load(w_ptr + offset + 4, mask=mask[:, None], other=0)
     six = g * 6.0
@@ -238,23 +261,21 @@ def quantize_pairs(
             g,
             packed_ptr,
             scale_ptr,
-            first,
             index,
+            place,
             mask,
-            rows,
-            across,
             BF16,
-            SWIZZLED,
+            TILED,
             HIGH,
             "TWO",
         )
     else:
         for begin in range(0, TILE, FEW):
             few = begin + tl.arange(0, FEW)
-            there = few < left
-            place = few[:, None] * 8 + tl.arange(0, 4)[None, :]
-            lower = tl.load(w_ptr + place, mask=there[:, None], other=0)
-            upper = tl.load(w_ptr + place + 4, mask=there[:, None], other=0)
+            spot, there = _placed(few, left, across, down, TILED)
+            words = spot[:, None] * 8 + tl.arange(0, 4)[None, :]
+            lower = tl.load(w_ptr + words, mask=there[:, None], other=0)
+            upper = tl.load(w_ptr + words + 4, mask=there[:, None], other=0)
             tops = _amax(lower, upper, BF16)
             ratio = tl.math.div_rn(tops, tl.full([FEW], 1.0, tl.float32) * six)
             _store_block(
@@ -264,13 +285,11 @@ def quantize_pairs(
                 g,
                 packed_ptr,
                 scale_ptr,
-                first,
                 few,
+                spot,
                 there,
-                rows,
-                across,
                 BF16,
-                SWIZZLED,
+                TILED,
                 HIGH,
                 "WIDE",
             )
@@ -284,10 +303,7 @@ def _nvfp4_pairs_kernel(
     global_scale_ptr,  # [matrices] fp32
     blocks,
     programs,
-    rows,
-    across,  # blocks of a row
     BF16: tl.constexpr,
-    SWIZZLED: tl.constexpr,
     HIGH: tl.constexpr,
     TILE: tl.constexpr,
     FEW: tl.constexpr,
@@ -296,22 +312,90 @@ def _nvfp4_pairs_kernel(
     matrix = (tl.program_id(0) // programs).to(tl.int64)
     start = (tl.program_id(0) % programs).to(tl.int64) * TILE
     first = matrix * blocks + start
-    g = tl.load(global_scale_ptr + matrix)
     quantize_pairs(
         w_ptr + first * 8,
         packed_ptr + first,
-        scale_ptr,
-        g,
+        scale_ptr + first,
+        tl.load(global_scale_ptr + matrix),
         blocks - start,
-        first,
-        rows,
-        across,
+        1,
+        1,
         BF16,
-        SWIZZLED,
+        False,
         HIGH,
         TILE,
         FEW,
     )
+
+
+@jit
+def _nvfp4_tiles_kernel(
+    w_ptr,  # [matrices, rows, across, 8] int32, two elements each
+    packed_ptr,  # [matrices, rows, across] int64
+    scale_ptr,  # [matrices, down, wide, 512] E4M3 as uint8
+    global_scale_ptr,  # [matrices] fp32
+    rows,
+    across,  # blocks of a row
+    down,  # tiles of 128 x 4 in a column
+    wide,  # and in a row
+    BF16: tl.constexpr,
+    HIGH: tl.constexpr,
+    FEW: tl.constexpr,
+):
+    """Quantize the blocks of a tile of scales."""
+    tile = tl.program_id(0) // wide
+    column = (tl.program_id(0) % wide) * 4
+    matrix = (tile // down).to(tl.int64)
+    row = (tile % down) * 128
+    first = (matrix * rows + row) * across + column
+    quantize_pairs(
+        w_ptr + first * 8,
+        packed_ptr + first,
+        scale_ptr + tl.program_id(0).to(tl.int64) * 512,
+        tl.load(global_scale_ptr + matrix),
+        across - column,
+        across,
+        rows - row,
+        BF16,
+        True,
+        HIGH,
+        512,
+        FEW,
+    )
+
+
+@jit
+def quantize_mxfp4_pairs(
+    w_ptr,
+    packed_ptr,
+    scale_ptr,
+    left,
+    first,
+    rows,
+    across,
+    BF16: tl.constexpr,
+    SWIZZLED: tl.constexpr,
+    HIGH: tl.constexpr,
+    RULE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Quantize TILE blocks of 32, of which `left` are there; four threads hold a block. Pointers
+    are those of the first block, but for scales: it is `first` of the stack.
+    """
+    quarter = tl.arange(0, TILE * 4)
+    mask = quarter < left * 4
+    place = quarter[:, None] * 4 + tl.arange(0, 4)[None, :]
+    words = tl.load(w_ptr + place, mask=mask[:, None], other=0)
+    top = tl.reshape(_top(words, BF16).to(tl.int32, bitcast=True), [TILE, 4])
+    code = scale_codes(tl.max(top, axis=1).to(tl.float32, bitcast=True), "E2M1", RULE)
+    index = tl.arange(0, TILE)
+    store_scales(scale_ptr, code, first, index, index < left, rows, across, SWIZZLED)
+    unit = tl.broadcast_to(reciprocal_e8m0(code)[:, None], [TILE, 4])
+    unit = tl.reshape(unit, [TILE * 4])[:, None]
+    word = _word(words, unit, unit, BF16, "EXACT")
+    if HIGH:
+        word = swap_nibbles(word)
+    tl.store(packed_ptr + quarter, word, mask=mask)
 
 
 @jit
@@ -328,23 +412,22 @@ def _mxfp4_pairs_kernel(
     RULE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Quantize TILE blocks of 32; four threads hold a block."""
+    """Quantize TILE blocks of 32."""
     first = tl.program_id(0).to(tl.int64) * TILE
-    quarter = tl.arange(0, TILE * 4)
-    mask = quarter < (blocks - first) * 4
-    place = quarter[:, None] * 4 + tl.arange(0, 4)[None, :]
-    words = tl.load(w_ptr + first * 16 + place, mask=mask[:, None], other=0)
-    top = tl.reshape(_top(words, BF16).to(tl.int32, bitcast=True), [TILE, 4])
-    code = scale_codes(tl.max(top, axis=1).to(tl.float32, bitcast=True), "E2M1", RULE)
-    index = tl.arange(0, TILE)
-    there = index < blocks - first
-    store_scales(scale_ptr, code, first, index, there, rows, across, SWIZZLED)
-    unit = tl.broadcast_to(reciprocal_e8m0(code)[:, None], [TILE, 4])
-    unit = tl.reshape(unit, [TILE * 4])[:, None]
-    word = _word(words, unit, unit, BF16, "EXACT")
-    if HIGH:
-        word = swap_nibbles(word)
-    tl.store(packed_ptr + first * 4 + quarter, word, mask=mask)
+    quantize_mxfp4_pairs(
+        w_ptr + first * 16,
+        packed_ptr + first * 4,
+        scale_ptr,
+        blocks - first,
+        first,
+        rows,
+        across,
+        BF16,
+        SWIZZLED,
+        HIGH,
+        RULE,
+        TILE,
+    )
 
 
 def takes(w: Tensor) -> bool:
@@ -363,25 +446,23 @@ def launch_nvfp4(
     w: Tensor, global_scale: Tensor, packed: Tensor, scale: Tensor, swizzled: bool, high: bool
 ) -> None:
     """Quantize contiguous `w` into `packed` and `scale`, which `nvfp4` made."""
-    blocks, tile = w.shape[-2] * w.shape[-1] // 16, 256
+    rows, across = w.shape[-2], w.shape[-1] // 16
+    matrices, blocks, tile = w.shape[:-2].numel(), rows * across, 256
     programs = -(-blocks // tile)
+    down, wide = -(-rows // 128), -(-across // 4)
+    pointers = (w.view(torch.int32), packed.view(torch.int64), scale.view(torch.uint8))
+    # As many as there are threads: the four words of a row are in one of them.
+    constants = {"BF16": w.dtype == torch.bfloat16, "HIGH": high, "FEW": 128, **OPTIONS}
     with torch.cuda.device_of(w):
-        _nvfp4_pairs_kernel[(w.shape[:-2].numel() * programs,)](
-            w.view(torch.int32),
-            packed.view(torch.int64),
-            scale.view(torch.uint8),
-            global_scale,
-            blocks,
-            programs,
-            w.shape[-2],
-            w.shape[-1] // 16,
-            BF16=w.dtype == torch.bfloat16,
-            SWIZZLED=swizzled,
-            HIGH=high,
-            TILE=tile,
-            FEW=64,
-            **{**OPTIONS, "num_warps": 2},
-        )
+        if swizzled:
+            _nvfp4_tiles_kernel[(matrices * down * wide,)](
+                *pointers, global_scale, rows, across, down, wide, **constants
+            )
+        else:
+            constants |= {"FEW": 64, "num_warps": 2}
+            _nvfp4_pairs_kernel[(matrices * programs,)](
+                *pointers, global_scale, blocks, programs, TILE=tile, **constants
+            )
 
 
 def launch_mxfp4(

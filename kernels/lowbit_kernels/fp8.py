@@ -125,6 +125,7 @@ def _dequantize_kernel(
     programs,
     ELEMENT: tl.constexpr,
     ALIGNED: tl.constexpr,
+    NATIVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Dequantize TILE times eight elements of a group that shares a scale."""
@@ -134,8 +135,8 @@ def _dequantize_kernel(
     offset = tl.arange(0, TILE)[:, None] * 8
     index = offset + tl.arange(0, 8)[None, :]
     mask = offset < size - start if ALIGNED else index < size - start
-    code = tl.load(data_ptr + base + index, mask=mask, other=0).to(tl.int32)
-    value = decode_fp8(code, ELEMENT) * tl.load(scale_ptr + group)
+    code = tl.load(data_ptr + base + index, mask=mask, other=0)
+    value = decode_fp8(code, ELEMENT, NATIVE) * tl.load(scale_ptr + group)
     tl.store(out_ptr + base + index, narrow(value, out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -174,6 +175,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
             programs,
             ELEMENT="E5M2" if data.dtype == torch.float8_e5m2 else "E4M3",
             ALIGNED=size % 16 == 0,
+            NATIVE=converts_fp8(data),
             TILE=tile,
             **{**OPTIONS, "num_warps": 2},
         )
@@ -192,7 +194,9 @@ def quantize_tensor(
     """
     _check_element(element)
     amax_of.check_weight(w)
-    if scale is None:
+    if scale is None and use_kernel(w):
+        scale = amax_of.launch_scale(w, element.max)
+    elif scale is None:
         scale = scale_of(amax_of.matrix(w), element)
     if use_kernel(w):
         return _launch_cast(w, scale, element), scale

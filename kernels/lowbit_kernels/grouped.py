@@ -6,236 +6,38 @@
 | FP8 per channel, MXFP8, MXFP4 | quantize |
 
 and before them one copy of a table to the device. Weights are read where they lie: the table holds
-the address and size of each matrix, and a map says which matrix a program works on and what its
-first program is. The parts of a group are cut out of one buffer for each part, so keeping the parts
-of one weight keeps those of all. What does not fit goes one by one: other rules, weights of
-different dtypes or devices, weights without elements, references.
+the place and size of each matrix and the first of its programs, of which each finds its matrix;
+kernels are in `grouped_kernels`. The parts of a group are cut out of one buffer for each part, so
+keeping the parts of one weight keeps those of all. What does not fit goes one by one: other rules,
+weights of different dtypes or devices, weights without elements, references.
 
     parts = grouped.quantize(nvfp4.NVFP4, weights)       # a list of what NVFP4.quantize returns
 
 Arithmetic is that of `nvfp4`, `fp8`, `mx`; there are no equations of its own.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import fp8, mx, nvfp4, rows
+from lowbit_kernels import fp4_pairs, fp8, grouped_kernels, mx, nvfp4, rows
 from lowbit_kernels.formats import E2M1, E4M3, Format
-from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, tl, use_kernel, use_new_kernel
+from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
 from lowbit_kernels.ops import Ops
-from lowbit_kernels.rounding import magnitude_bits, widen
 
 Parts = dict[str, Tensor]
-_WORD = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "INT16"}
-_AMAX_TILE, _AMAX_LOOPS = 4096, 4
-
-
-@jit
-def _mine(table_ptr, map_ptr):
-    """Return what this program works on: the entry, the address of its row in the table, and which
-    of the entry's programs this is.
-
-    A row is: address, size, the first program, the place of the results.
-    """
-    entry = tl.load(map_ptr + tl.program_id(0))
-    row_ptr = table_ptr + entry * 4
-    return entry, row_ptr, tl.program_id(0) - tl.load(row_ptr + 2)
-
-
-@jit
-def _address(row_ptr, WORD: tl.constexpr):
-    """Return the address in a row of the table as a pointer to words of a type."""
-    if WORD == "FP32":
-        return tl.load(row_ptr).to(tl.pointer_type(tl.float32))
-    elif WORD == "FP16":
-        return tl.load(row_ptr).to(tl.pointer_type(tl.float16))
-    else:
-        return tl.load(row_ptr).to(tl.pointer_type(tl.int16))
-
-
-@jit
-def _amax_kernel(
-    table_ptr,  # [entries, 4] int64, sizes in elements
-    map_ptr,  # [programs] int64
-    out_ptr,  # [entries] int32, zero: patterns of fp32 magnitudes
-    BF16: tl.constexpr,
-    WORD: tl.constexpr,
-    TILE: tl.constexpr,
-    LOOPS: tl.constexpr,
-):
-    """Raise the pattern of an entry to the largest of TILE * LOOPS of its elements."""
-    entry, row_ptr, program = _mine(table_ptr, map_ptr)
-    w_ptr = _address(row_ptr, WORD)
-    size = tl.load(row_ptr + 1)
-    top = tl.zeros([TILE], tl.int32)
-    for loop in range(LOOPS):
-        offset = (program * LOOPS + loop) * TILE + tl.arange(0, TILE)
-        x = widen(tl.load(w_ptr + offset, mask=offset < size, other=0), BF16)
-        top = tl.maximum(top, magnitude_bits(x))
-    tl.atomic_max(out_ptr + entry, tl.max(top, axis=0), sem="relaxed")
-
-
-@jit
-def _shared_scale(bits_ptr, scale_ptr, entry, program, LARGEST: tl.constexpr, GIVEN: tl.constexpr):
-    """Return the scale of an entry: as given, or fl(amax / LARGEST), which its first program keeps;
-    0 becomes the least subnormal, of zeros 1.
-    """
-    if GIVEN:
-        scale = tl.load(scale_ptr + entry)
-    else:
-        amax = tl.load(bits_ptr + entry).to(tl.float32, bitcast=True)
-        scale = tl.math.div_rn(amax, LARGEST)
-        scale = tl.where(scale == 0, 2.0**-149, scale)
-        scale = tl.where(amax == 0, 1.0, scale)
-        if program == 0:
-            tl.store(scale_ptr + entry, scale)
-    return scale
-
-
-@jit
-def _nvfp4_kernel(
-    table_ptr,  # [entries, 4] int64, sizes and places in blocks
-    map_ptr,  # [programs] int64
-    bits_ptr,  # [entries] int32, patterns of amax
-    packed_ptr,  # [blocks] int64
-    scale_ptr,  # [blocks] E4M3 as uint8
-    global_scale_ptr,  # [entries] fp32
-    BF16: tl.constexpr,
-    WORD: tl.constexpr,
-    GIVEN: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Quantize TILE blocks of an entry."""
-    entry, row_ptr, program = _mine(table_ptr, map_ptr)
-    g = _shared_scale(bits_ptr, global_scale_ptr, entry, program, 2688.0, GIVEN)
-    start = program * TILE
-    left = tl.load(row_ptr + 1) - start
-    first = tl.load(row_ptr + 3) + start
-    packed_ptr += first
-    address = tl.multiple_of(_address(row_ptr, WORD), 16)
-    nvfp4.quantize_tile(
-        address + start * 16,
-        packed_ptr,
-        scale_ptr,
-        global_scale_ptr,
-        g,
-        start,
-        left,
-        first,
-        1,
-        1,
-        BF16,
-        False,
-        False,
-        False,
-        0,
-        0,
-        TILE,
-    )
-
-
-@jit
-def _fp8_kernel(
-    table_ptr,  # [entries, 4] int64, sizes and places in elements
-    map_ptr,  # [programs] int64
-    bits_ptr,  # [entries] int32, patterns of amax
-    data_ptr,  # E4M3 as uint8
-    scale_ptr,  # [entries] fp32
-    BF16: tl.constexpr,
-    WORD: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    NATIVE: tl.constexpr,
-    GIVEN: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Cast TILE times eight elements of an entry."""
-    entry, row_ptr, program = _mine(table_ptr, map_ptr)
-    scale = _shared_scale(bits_ptr, scale_ptr, entry, program, 448.0, GIVEN)
-    start = program * (TILE * 8)
-    address = _address(row_ptr, WORD)
-    place = tl.load(row_ptr + 3)
-    if ALIGNED:
-        address = tl.multiple_of(address, 16)
-        place = tl.multiple_of(place, 16)
-    left = tl.load(row_ptr + 1) - start
-    fp8.cast_tile(
-        address + start, data_ptr + place + start, scale, left, "E4M3", BF16, ALIGNED, NATIVE, TILE
-    )
-
-
-@jit
-def _channel_kernel(
-    table_ptr,  # [entries, 4] int64, sizes in columns, places in elements
-    map_ptr,  # [rows] int64
-    data_ptr,  # E4M3 as uint8
-    scale_ptr,  # [rows] fp32
-    BF16: tl.constexpr,
-    WORD: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    NATIVE: tl.constexpr,
-    ONCE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Quantize a row of an entry."""
-    _entry, row_ptr, row = _mine(table_ptr, map_ptr)
-    address = _address(row_ptr, WORD)
-    cols = tl.load(row_ptr + 1)
-    place = tl.multiple_of(tl.load(row_ptr + 3), 16)
-    if ALIGNED:
-        address = tl.multiple_of(address, 16)
-        cols = tl.multiple_of(cols, 16)
-    rows.quantize_row(
-        address + row * cols,
-        data_ptr + place + row * cols,
-        scale_ptr + tl.program_id(0),
-        cols,
-        BF16,
-        "E4M3",
-        ALIGNED,
-        NATIVE,
-        ONCE,
-        TILE,
-    )
-
-
-@jit
-def _mx_kernel(
-    table_ptr,  # [entries, 4] int64, sizes and places in blocks
-    map_ptr,  # [programs] int64
-    data_ptr,  # [blocks, 32] FP8 codes as uint8, or [blocks, 4] int32 of E2M1 codes
-    scale_ptr,  # [blocks] E8M0 as uint8
-    BF16: tl.constexpr,
-    WORD: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    RULE: tl.constexpr,
-    NATIVE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Quantize TILE blocks of an entry."""
-    _entry, row_ptr, program = _mine(table_ptr, map_ptr)
-    start = program * TILE
-    first = tl.load(row_ptr + 3) + start
-    address = tl.multiple_of(_address(row_ptr, WORD), 16)
-    mx.quantize_tile(
-        address + start * 32,
-        data_ptr + first * (4 if ELEMENT == "E2M1" else 32),
-        scale_ptr,
-        tl.load(row_ptr + 1) - start,
-        first,
-        1,
-        1,
-        BF16,
-        False,
-        False,
-        ELEMENT,
-        RULE,
-        NATIVE,
-        TILE,
-    )
+AMAX_TILE, AMAX_LOOPS = 4096, 8
+# How many tiles of what size a program does, and with how many warps.
+NVFP4_PAIRS = {"TILE": 128, "LOOPS": 8, "num_warps": 1}
+NVFP4 = {"TILE": 128, "LOOPS": 2, "num_warps": 4}
+TENSOR = {"TILE": 256, "LOOPS": 4, "num_warps": 4}
+MX_PAIRS = {"TILE": 64, "LOOPS": 8, "num_warps": 1}
+MX = {"TILE": 32, "LOOPS": 4, "num_warps": 2}
+ROWS = 8  # to a program
 
 
 def _aligned(w: Tensor) -> Tensor:
@@ -252,68 +54,89 @@ def _places(sizes: Sequence[int], multiple: int = 1) -> list[int]:
     return places
 
 
-def _table(
-    device: torch.device, jobs: Sequence[tuple[Sequence[int], ...]]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return table and map of each launch, in one copy to the device.
-
-    A job is four lists as long as there are entries: addresses, sizes, places, programs.
+class _Group:
+    """Weights of one dtype, each matrix with its place after the first in memory, in `unit`
+    elements; `starts` are of weights, `at` of all matrices.
     """
-    pieces, bounds = [], [0]
-    for addresses, sizes, places, programs in jobs:
-        firsts = _places(programs)[:-1]
-        table = torch.tensor([addresses, sizes, firsts, places[: len(sizes)]]).t()
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(programs))
-        for piece in (table.flatten(), owner):
-            pieces.append(piece)
-            bounds.append(bounds[-1] + piece.numel())
-    flat = torch.cat(pieces)
-    if device.type == "cuda":
-        flat = flat.pin_memory().to(device, non_blocking=True)
-    cut = [flat[a:b] for a, b in itertools.pairwise(bounds)]
-    return list(zip(cut[0::2], cut[1::2], strict=True))
+
+    def __init__(self, ws: Sequence[Tensor]) -> None:
+        self.ws = [_aligned(w) for w in ws]
+        self.first = min(self.ws, key=Tensor.data_ptr)
+        size = self.first.element_size()
+        base = self.first.data_ptr()
+        at, self.sizes = [], []
+        for w in self.ws:
+            elements = w.shape[-2] * w.shape[-1]
+            for index in range(w.shape[:-2].numel()):
+                at.append((w.data_ptr() - base) // size + index * elements)
+                self.sizes.append(elements)
+        self.unit = 16 // size if all(place * size % 16 == 0 for place in at) else 1
+        self.at = [place // self.unit for place in at]
+        self.starts = [(w.data_ptr() - base) // size // self.unit for w in self.ws]
+
+    @property
+    def constants(self) -> dict:
+        return {"BF16": self.first.dtype == torch.bfloat16, "UNIT": self.unit}
 
 
-def _matrices(ws: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-    """Return the address of each matrix of contiguous `ws`, and its elements."""
-    addresses, sizes = [], []
-    for w in ws:
-        size = w.shape[-2] * w.shape[-1]
-        for index in range(w.shape[:-2].numel()):
-            addresses.append(w.data_ptr() + index * size * w.element_size())
-            sizes.append(size)
-    return addresses, sizes
+class _Table(NamedTuple):
+    """Where the programs of a launch find their entries; `arguments` start with the table."""
+
+    arguments: tuple[Tensor, Tensor, int, int]
+    programs: int
 
 
-def _constants(w: Tensor) -> dict:
-    return {"BF16": w.dtype == torch.bfloat16, "WORD": _WORD[w.dtype]}
+def _table(
+    device: torch.device, *jobs: Sequence[Sequence[int]], more: Sequence[int] = ()
+) -> tuple[list[_Table], Tensor]:
+    """Return the table of each launch, and the numbers `more`, in one copy to the device.
+
+    A job is four lists as long as there are entries: places, sizes, places of results, programs.
+    """
+    pieces = [torch.tensor(more, dtype=torch.int64)]
+    for at, sizes, places, programs in jobs:
+        table = torch.tensor([at, sizes, places[: len(sizes)]]).t()
+        firsts = torch.tensor(_places(programs), dtype=torch.int32)
+        even = functional.pad(firsts, (0, len(firsts) % 2))
+        pieces += [table.flatten(), even.view(torch.int64)]
+    flat = torch.cat(pieces).to(device, non_blocking=True)
+    found = flat.split([piece.numel() for piece in pieces])
+    tables = []
+    for job, table, firsts in zip(jobs, found[1::2], found[2::2], strict=True):
+        entries = len(job[1])
+        arguments = (table, firsts.view(torch.int32), entries, (entries - 1).bit_length())
+        tables.append(_Table(arguments, sum(job[3])))
+    return tables, found[0]
+
+
+def _programs(sizes: Sequence[int], tile: int) -> list[int]:
+    return [-(-size // tile) for size in sizes]
 
 
 def _launch_shared(
-    ws: Sequence[Tensor],
-    shared: Sequence[Tensor] | None,
-    programs: Sequence[int],
-    sizes: Sequence[int],
-    places: Sequence[int],
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Return patterns of amax, where scales are or will be, and table and map for the elements.
-
-    `sizes`, `places` and `programs` are those of the launch that follows.
+    group: _Group, shared: Sequence[Tensor] | None, job: Sequence[Sequence[int]]
+) -> tuple[Tensor, Tensor, _Table]:
+    """Return patterns of amax, where scales are or will be, and the table for the launch that
+    follows, which is `job`.
     """
-    device = ws[0].device
-    addresses, elements = _matrices(ws)
-    jobs = [(addresses, sizes, places, programs)]
+    device = group.first.device
     if shared is not None:
         scale = torch.cat([s.reshape(-1) for s in shared])
-        return scale.view(torch.int32), scale, _table(device, jobs)[0]
-    tile = _AMAX_TILE * _AMAX_LOOPS
-    counts = [-(-size // tile) for size in elements]
-    mine, (table, owner) = _table(device, [*jobs, (addresses, elements, places, counts)])
-    bits = torch.zeros(len(addresses), dtype=torch.int32, device=device)
-    _amax_kernel[(len(owner),)](
-        table, owner, bits, **_constants(ws[0]), TILE=_AMAX_TILE, LOOPS=_AMAX_LOOPS, **OPTIONS
+        return scale.view(torch.int32), scale, _table(device, job)[0][0]
+    counts = _programs(group.sizes, AMAX_TILE * AMAX_LOOPS)
+    measured = (group.at, group.sizes, group.at, counts)
+    (mine, table), _ = _table(device, job, measured)
+    bits = torch.zeros(len(group.at), dtype=torch.int32, device=device)
+    grouped_kernels._amax_kernel[(table.programs,)](
+        *table.arguments,
+        loadable(group.first),
+        bits,
+        **group.constants,
+        TILE=AMAX_TILE,
+        LOOPS=AMAX_LOOPS,
+        **OPTIONS,
     )
-    return bits, torch.empty(len(addresses), dtype=torch.float32, device=device), mine
+    return bits, torch.empty(len(bits), dtype=torch.float32, device=device), mine
 
 
 def _cut(flat: Tensor, ws: Sequence[Tensor], per: Callable[[Tensor], tuple[int, ...]]) -> list:
@@ -325,29 +148,28 @@ def _cut(flat: Tensor, ws: Sequence[Tensor], per: Callable[[Tensor], tuple[int, 
 
 
 def _launch_nvfp4(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> list[Parts]:
-    ws = [_aligned(w) for w in ws]
-    w, device = ws[0], ws[0].device
-    tile = 128
-    sizes = [size // nvfp4.BLOCK for size in _matrices(ws)[1]]
+    group = _Group(ws)
+    w, pairs = group.first, fp4_pairs.takes(group.first)
+    chosen = NVFP4_PAIRS if pairs else NVFP4
+    sizes = [size // nvfp4.BLOCK for size in group.sizes]
     places = _places(sizes)
-    packed = torch.empty(places[-1] * 8, dtype=torch.uint8, device=device)
-    scale = torch.empty(places[-1], dtype=torch.uint8, device=device)
+    packed = torch.empty(places[-1] * 8, dtype=torch.uint8, device=w.device)
+    scale = torch.empty(places[-1], dtype=torch.uint8, device=w.device)
     with torch.cuda.device_of(w):
-        programs = [-(-size // tile) for size in sizes]
-        bits, g, (table, owner) = _launch_shared(ws, shared, programs, sizes, places)
-        _nvfp4_kernel[(len(owner),)](
-            table,
-            owner,
-            bits,
-            packed.view(torch.int64),
-            scale,
-            g,
-            BF16=w.dtype == torch.bfloat16,
-            WORD=_WORD[w.dtype],
-            GIVEN=shared is not None,
-            TILE=tile,
-            **OPTIONS,
-        )
+        job = (group.at, sizes, places, _programs(sizes, chosen["TILE"] * chosen["LOOPS"]))
+        bits, g, table = _launch_shared(group, shared, job)
+        results = (bits, packed.view(torch.int64), scale, g)
+        constants = {"GIVEN": shared is not None, **OPTIONS, **chosen}
+        if pairs:
+            constants |= {"BF16": w.dtype == torch.bfloat16, "FEW": 32}
+            words = w.view(torch.int32)
+            grouped_kernels._nvfp4_pairs_kernel[(table.programs,)](
+                *table.arguments, words, *results, **constants
+            )
+        else:
+            grouped_kernels._nvfp4_kernel[(table.programs,)](
+                *table.arguments, loadable(w), *results, **group.constants, **constants
+            )
     scale = scale.view(torch.float8_e4m3fn)
     found = zip(
         _cut(packed, ws, lambda w: (*w.shape[:-1], w.shape[-1] // 2)),
@@ -364,33 +186,32 @@ def _in_16(flat: Tensor, ws: Sequence[Tensor], places: Sequence[int]) -> list[Te
 
 
 def _launch_tensor(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> list[Parts]:
-    ws = [_aligned(w) for w in ws]
-    w = ws[0]
-    sizes = _matrices(ws)[1]
+    group = _Group(ws)
+    w, per = group.first, TENSOR["TILE"] * 8 * TENSOR["LOOPS"]
     # Matrices of a stack follow each other, weights begin at multiples of 16.
-    starts = _places([w.numel() for w in ws], 16)
+    starts = _places([w.numel() for w in group.ws], 16)
     places = [
         start + index * w.shape[-2] * w.shape[-1]
-        for w, start in zip(ws, starts, strict=False)
+        for w, start in zip(group.ws, starts, strict=False)
         for index in range(w.shape[:-2].numel())
     ]
     data = torch.empty(starts[-1], dtype=torch.uint8, device=w.device)
-    aligned = all(size % 16 == 0 for size in sizes)
+    aligned = all(size % 16 == 0 for size in group.sizes)
     with torch.cuda.device_of(w):
-        programs = [-(-size // 2048) for size in sizes]
-        bits, scale, (table, owner) = _launch_shared(ws, shared, programs, sizes, places)
-        _fp8_kernel[(len(owner),)](
-            table,
-            owner,
+        placed = [place // 16 for place in places] if aligned else places
+        job = (group.at, group.sizes, placed, _programs(group.sizes, per))
+        bits, scale, table = _launch_shared(group, shared, job)
+        grouped_kernels._fp8_kernel[(table.programs,)](
+            *table.arguments,
+            loadable(w),
             bits,
             data,
             scale,
-            **_constants(w),
+            **group.constants,
             ALIGNED=aligned,
             NATIVE=converts_fp8(w),
             GIVEN=shared is not None,
-            TILE=256,
-            **OPTIONS,
+            **{**OPTIONS, **TENSOR},
         )
     data = _in_16(data.view(torch.float8_e4m3fn), ws, starts[:-1])
     scales = _cut(scale, ws, lambda w: w.shape[:-2]) if shared is None else shared
@@ -398,23 +219,29 @@ def _launch_tensor(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> lis
 
 
 def _launch_channel(ws: Sequence[Tensor]) -> list[Parts]:
-    ws = [_aligned(w) for w in ws]
-    w, counts = ws[0], [w.numel() // w.shape[-1] for w in ws]
+    group = _Group(ws)
+    w, counts = group.first, [w.numel() // w.shape[-1] for w in ws]
     places = _places([w.numel() for w in ws], 16)
     data = torch.empty(places[-1], dtype=torch.uint8, device=w.device)
     scale = torch.empty(sum(counts), dtype=torch.float32, device=w.device)
     cols = [w.shape[-1] for w in ws]
+    aligned = all(n % 16 == 0 for n in cols)
+    wide = [n // 16 for n in cols] if aligned else cols
+    shapes = [n for pair in zip(wide, _places(counts)[:-1], strict=True) for n in pair]
     with torch.cuda.device_of(w):
-        job = ([w.data_ptr() for w in ws], cols, places, counts)
-        ((table, owner),) = _table(w.device, [job])
-        _channel_kernel[(len(owner),)](
-            table,
-            owner,
+        placed = [place // 16 for place in places]
+        job = (group.starts, counts, placed, _programs(counts, ROWS))
+        (table,), shape = _table(w.device, job, more=shapes)
+        grouped_kernels._channel_kernel[(table.programs,)](
+            *table.arguments,
+            shape,
+            loadable(w),
             data,
             scale,
-            **_constants(w),
+            **group.constants,
             NATIVE=converts_fp8(w),
-            **rows.shape_of_launch(max(cols), all(c % 16 == 0 for c in cols), w.element_size()),
+            LOOPS=ROWS,
+            **rows.shape_of_launch(max(cols), aligned, w.element_size()),
         )
     data = _in_16(data.view(torch.float8_e4m3fn), ws, places[:-1])
     scales = _cut(scale, ws, lambda w: (*w.shape[:-1], 1))
@@ -422,29 +249,29 @@ def _launch_channel(ws: Sequence[Tensor]) -> list[Parts]:
 
 
 def _launch_mx(ws: Sequence[Tensor], element: Format, rule: str) -> list[Parts]:
-    ws = [_aligned(w) for w in ws]
-    w = ws[0]
+    group = _Group(ws)
+    w = group.first
+    pairs = element is E2M1 and fp4_pairs.takes(w)
+    chosen = MX_PAIRS if pairs else MX
     sizes = [w.numel() // mx.BLOCK for w in ws]
     places = _places(sizes)
     width = mx.BLOCK // element.per_byte
     data = torch.empty(places[-1] * width, dtype=torch.uint8, device=w.device)
     scale = torch.empty(places[-1], dtype=torch.uint8, device=w.device)
     with torch.cuda.device_of(w):
-        programs = [-(-size // 32) for size in sizes]
-        ((table, owner),) = _table(
-            w.device, [([w.data_ptr() for w in ws], sizes, places, programs)]
-        )
-        _mx_kernel[(len(owner),)](
-            table,
-            owner,
+        job = (group.starts, sizes, places, _programs(sizes, chosen["TILE"] * chosen["LOOPS"]))
+        (table,), _ = _table(w.device, job)
+        grouped_kernels._mx_kernel[(table.programs,)](
+            *table.arguments,
+            w.view(torch.int32) if pairs else loadable(w),
             data.view(torch.int32) if element is E2M1 else data,
             scale,
-            **_constants(w),
+            **group.constants | ({"UNIT": 4} if pairs else {}),
+            PAIRS=pairs,
             ELEMENT=element.name,
             RULE=rule,
             NATIVE=converts_fp8(w),
-            TILE=32,
-            **{**OPTIONS, "num_warps": 2},
+            **{**OPTIONS, **chosen},
         )
     data = data.view(mx.TORCH[element.name])
     found = zip(
@@ -461,8 +288,6 @@ def _is_group(ops: Ops, ws: Sequence[Tensor], rule: str) -> bool:
         if rule not in mx.RULES or rule == "mse":
             return False
     elif ops not in (nvfp4.NVFP4, fp8.TENSOR, fp8.CHANNEL) or rule != "amax":
-        return False
-    if ops is nvfp4.NVFP4 and not all(use_new_kernel(w) for w in ws):
         return False
     return all(use_kernel(w) and w.dtype == ws[0].dtype and w.device == ws[0].device for w in ws)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lowbit_kernels.jit import OPTIONS, jit, tl, use_kernel
+from lowbit_kernels.jit import jit, tl, use_kernel
 
 LAYOUTS, NIBBLES = ("linear", "128x4"), ("low", "high")
 
@@ -75,38 +75,47 @@ def _swizzle_kernel(
     cols,
     down,  # tiles in a column
     wide,  # and in a row
+    programs,  # in a row
     BACK: tl.constexpr,
-    TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """Move a tile of 128 x 4 scales, into its place or BACK."""
-    tile = tl.program_id(0)
-    matrix = (tile // (down * wide)).to(tl.int64)
-    index = tl.arange(0, TILE)
-    row = (tile // wide) % down * 128 + index // 16 + (index % 16) // 4 * 32
-    col = tile % wide * 4 + index % 4
+    """Move TILES tiles of 128 x 4 scales in a row, into their places or BACK."""
+    line = tl.program_id(0) // programs
+    first = tl.program_id(0) % programs * TILES
+    matrix = (line // down).to(tl.int64)
+    row = line % down * 128 + tl.arange(0, 128)[:, None]
+    col = first * 4 + tl.arange(0, TILES * 4)[None, :]
     inside = (row < rows) & (col < cols)
     linear_ptr += matrix * rows * cols + row.to(tl.int64) * cols + col
-    swizzled_ptr += tile.to(tl.int64) * TILE + index
+    index = tl.arange(0, TILES * 512)
+    there = first + index // 512 < wide
+    swizzled_ptr += (line.to(tl.int64) * wide + first) * 512 + index
     if BACK:
-        tl.store(linear_ptr, tl.load(swizzled_ptr), mask=inside)
+        tiles = tl.reshape(tl.load(swizzled_ptr, mask=there, other=0), [TILES, 32, 4, 4])
+        tiles = tl.reshape(tl.permute(tiles, (2, 1, 0, 3)), [128, TILES * 4])
+        tl.store(linear_ptr, tiles, mask=inside)
     else:
-        tl.store(swizzled_ptr, tl.load(linear_ptr, mask=inside, other=0))
+        tiles = tl.reshape(tl.load(linear_ptr, mask=inside, other=0), [4, 32, TILES, 4])
+        tiles = tl.reshape(tl.permute(tiles, (2, 1, 0, 3)), [TILES * 512])
+        tl.store(swizzled_ptr, tiles, mask=there)
 
 
 def _launch(linear: Tensor, swizzled: Tensor, back: bool) -> None:
     down, wide = swizzled.shape[-2] // 128, swizzled.shape[-1] // 4
-    tiles = swizzled.numel() // 512
+    lines, tiles = swizzled.shape[:-2].numel() * down, 8
+    programs = -(-wide // tiles)
     with torch.cuda.device_of(linear):
-        _swizzle_kernel[(tiles,)](
+        _swizzle_kernel[(lines * programs,)](
             linear,
             swizzled,
             linear.shape[-2],
             linear.shape[-1],
             down,
             wide,
+            programs,
             BACK=back,
-            TILE=512,
-            **OPTIONS,
+            TILES=tiles,
+            num_warps=8,
         )
 
 

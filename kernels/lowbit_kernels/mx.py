@@ -328,7 +328,8 @@ def _dequantize_kernel(
         code = ((word[:, None] >> (column * 8)) & 255).to(tl.int32)
     value = _decode(code, ELEMENT) * decode_e8m0(scale.to(tl.int32))[:, None]
     out = narrow(value, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + first * 8 + index[:, None] * 8 + column, out, mask=mask[:, None])
+    place = out_ptr + first * 8 + index[:, None] * 8 + column
+    tl.store(place, out, mask=mask[:, None], cache_modifier=".cs" if ELEMENT == "E2M1" else "")
 
 
 def _launch_quantize(
@@ -374,7 +375,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
             quarters,
             ELEMENT=name,
             TILE=tile,
-            **{**OPTIONS, "num_warps": 2},
+            **{**OPTIONS, "num_warps": 4 if name == "E2M1" else 2},
         )
     return out
 

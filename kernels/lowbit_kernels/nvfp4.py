@@ -276,7 +276,8 @@ def _dequantize_kernel(
     column = tl.arange(0, 8)[None, :]
     value = decode_e2m1((word[:, None] >> (column * 4)) & 15) * step[:, None]
     out = narrow(value, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + first * 8 + index[:, None] * 8 + column, out, mask=mask[:, None])
+    place = out_ptr + first * 8 + index[:, None] * 8 + column
+    tl.store(place, out, mask=mask[:, None], cache_modifier=".cs")
 
 
 def _launch_quantize(
@@ -368,11 +369,18 @@ def quantize(
     if rule in ("four_over_six", "2d"):
         return _quantize_in_other_order(w, global_scale, rule)
     if global_scale is None:
-        global_scale = global_scale_of(amax_of.matrix(w))
+        global_scale = _own_scale(w)
     run = _launch_quantize if use_kernel(w) else _quantize_here
     h = None if importance is None else nvfp4_search.column_weights(importance)
     packed, scale = run(w, global_scale, _radius(rule, h is not None), h)
     return packed, scale, global_scale
+
+
+def _own_scale(w: Tensor) -> Tensor:
+    """Return the global scale of each matrix of `w`, fp32 `[*]`."""
+    if use_kernel(w):
+        return amax_of.launch_scale(w, 2688.0)
+    return global_scale_of(amax_of.matrix(w))
 
 
 def _quantize_arranged(
@@ -388,7 +396,7 @@ def _quantize_arranged(
         packed, scale, global_scale = quantize(w, global_scale, rule, importance)
         return *arrange(packed, scale, layout, nibbles), global_scale
     if global_scale is None:
-        global_scale = global_scale_of(amax_of.matrix(w))
+        global_scale = _own_scale(w)
     h = None if importance is None else nvfp4_search.column_weights(importance)
     radius, swizzled = _radius(rule, h is not None), layout == "128x4"
     packed, scale = _launch_quantize(w, global_scale, radius, h, swizzled, nibbles == "high")

@@ -57,15 +57,16 @@ def _codes(x, scale, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
     if ELEMENT != "INT8":
         return fp8_bytes(divide(x, scale), ELEMENT, NATIVE)
     elif COMPILED:
-        if (scale > 2.0**-80) & (scale < 2.0**100):
-            # As `divide` does it. No quotient is beyond 127 by more than a rounding, none is NaN.
-            r = tl.math.div_rn(1.0, scale)
-            q = x * r
-            q = tl.fma(tl.fma(-q, scale, x), r, q)
-            code = tl.inline_asm_elementwise(_FOUR_INTEGERS, "=r,f,f,f,f", [q], tl.int8, True, 4)  # pyright: ignore[reportArgumentType]
-        else:
-            code = encode_integer(tl.math.div_rn(x, scale), 127.0).to(tl.int8)
-        return code
+        # As `divide` does it, after both sides are moved to where that is exact. A quotient that
+        # loses bits of x by that is zero.
+        factor = tl.where(scale < 2.0**-80, 2.0**100, tl.where(scale > 2.0**80, 2.0**-60, 1.0))
+        moved, divisor = x * factor, scale * factor
+        r = tl.math.div_rn(1.0, divisor)
+        q = moved * r
+        q = tl.fma(tl.fma(-q, divisor, moved), r, q)
+        q = tl.minimum(tl.maximum(q, -127.0), 127.0)
+        q = tl.where(scale < float("inf"), q, 0.0)
+        return tl.inline_asm_elementwise(_FOUR_INTEGERS, "=r,f,f,f,f", [q], tl.int8, True, 4)  # pyright: ignore[reportArgumentType]
     else:
         return encode_integer(tl.math.div_rn(x, scale), 127.0).to(tl.int8)
 

@@ -31,12 +31,17 @@ def test_shared_scales_go_to_their_weights():
         assert [one[name].item() for one in found] == [0.5, 0.25]
 
 
-def test_each_program_is_told_its_entry_and_the_first_of_it():
+def test_each_entry_says_where_it_lies_and_which_program_is_its_first():
     jobs = [([100, 200, 300], [7, 1, 5], [0, 7, 8], [4, 1, 3]), ([1], [2], [3], [1])]
-    (table, owner), (other, last) = grouped._table(torch.device("cpu"), jobs)
-    assert table.view(3, 4).tolist() == [[100, 7, 0, 0], [200, 1, 4, 7], [300, 5, 5, 8]]
-    assert owner.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
-    assert other.tolist() == [1, 2, 0, 3] and last.tolist() == [0]
+    tables, more = grouped._table(torch.device("cpu"), *jobs, more=[9, 8])
+    (table, first, entries, steps), programs = tables[0]
+    assert table.view(3, 3).tolist() == [[100, 7, 0], [200, 1, 7], [300, 5, 8]]
+    assert first.tolist() == [0, 4, 5, 8] and first.dtype == torch.int32
+    assert (entries, steps, programs) == (3, 2, 8)
+    (table, first, entries, steps), programs = tables[1]
+    assert (table.tolist(), first.tolist()) == ([1, 2, 3], [0, 1])
+    assert (entries, steps, programs) == (1, 0, 1)
+    assert more.tolist() == [9, 8]
 
 
 def test_refusals_and_nothing():

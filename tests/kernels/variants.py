@@ -41,11 +41,14 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
     data = {"data_ptr": "*u8", "scale_ptr": "*fp32"}
     constants = {"BF16": bf16, "TILE": 4096, "LOOPS": 4}
     yield Variant("amax", "_matrix_kernel", w | {"out_ptr": "*i32"} | flat, constants)
+    if name == "bf16":
+        types = {"bits_ptr": "*i32", "scale_ptr": "*fp32"}
+        yield Variant("amax", "_scale_kernel", types, {"LARGEST": 448.0}, 1)
     for eights in (True, False):
         for element in ("E4M3", "E5M2"):
             cast = {"BF16": bf16, "ALIGNED": eights, "NATIVE": native, "TILE": 256}
             yield Variant("fp8", "_cast_kernel", w | data | flat, cast | {"ELEMENT": element})
-            back = {"ELEMENT": element, "ALIGNED": eights, "TILE": 128}
+            back = {"ELEMENT": element, "ALIGNED": eights, "NATIVE": native, "TILE": 128}
             yield Variant("fp8", "_dequantize_kernel", data | out | flat, back, 2)
     warps = 8 if name == "fp32" else 4
     block = {"BF16": bf16, "ALIGNED": True, "NATIVE": native, "RULE": "amax"}
@@ -59,8 +62,9 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
             chosen = constants | {"ELEMENT": element}
             yield Variant("fp8_block", "_quantize_kernel", w | data | sides, chosen, many)
     for element in ("E4M3", "E5M2"):
-        high = {"ELEMENT": element, "HIGH": 1 if name == "fp16" else 128}
-        yield Variant("fp8_block", "_dequantize_kernel", data | out | sides, high)
+        high = {"ELEMENT": element, "NATIVE": native, "ALIGNED": True, "HIGH": 128}
+        high |= {"ALIGNED": False, "HIGH": 1} if name == "fp16" else {}
+        yield Variant("fp8_block", "_dequantize_kernel", data | out | sides, high, 8)
     for element, stored in (("E4M3", "*u8"), ("E5M2", "*u8"), ("INT8", "*i8")):
         types = w | {"data_ptr": stored, "scale_ptr": "*fp32", "cols": "i32"}
         row = {"BF16": bf16, "ELEMENT": element, "ALIGNED": True, "NATIVE": native}
@@ -142,46 +146,57 @@ def _te(w: dict, bf16: bool) -> Iterator[Variant]:
 def _others() -> Iterator[Variant]:
     """Yield kernels that read no weight."""
     types = {"linear_ptr": "*u8", "swizzled_ptr": "*u8"}
-    types |= dict.fromkeys(("rows", "cols", "down", "wide"), "i32")
+    types |= dict.fromkeys(("rows", "cols", "down", "wide", "programs"), "i32")
     for back in (False, True):
-        yield Variant("layout", "_swizzle_kernel", types, {"BACK": back, "TILE": 512})
+        yield Variant("layout", "_swizzle_kernel", types, {"BACK": back, "TILES": 8}, 8)
 
 
 def _grouped(name: str, bf16: bool, arch: int) -> Iterator[Variant]:
-    table = {"table_ptr": "*i64", "map_ptr": "*i64"}
-    word = {"bf16": "INT16", "fp16": "FP16", "fp32": "FP32"}[name]
-    fixed, native = {"BF16": bf16, "WORD": word}, {"NATIVE": arch >= FP8_CONVERSION}
-    yield Variant(
-        "grouped",
-        "_amax_kernel",
-        table | {"out_ptr": "*i32"},
-        fixed | {"TILE": 4096, "LOOPS": 4},
-    )
-    bits = table | {"bits_ptr": "*i32"}
-    types = bits | {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
+    table = {"table_ptr": "*i64", "first_ptr": "*i32", "entries": "i32", "steps": "i32"}
+    pointer = {"w_ptr": INPUT[name][0]}
+    fixed = {"BF16": bf16, "UNIT": 4 if name == "fp32" else 8}
+    native = {"NATIVE": arch >= FP8_CONVERSION}
+    amax = fixed | {"TILE": 4096, "LOOPS": 8}
+    types = table | pointer | {"out_ptr": "*i32"}
+    yield Variant("grouped_kernels", "_amax_kernel", types, amax)
+    bits = {"bits_ptr": "*i32"}
+    parts = bits | {"packed_ptr": "*i64", "scale_ptr": "*u8", "global_scale_ptr": "*fp32"}
     for given in (False, True) if name == "bf16" else (False,):
-        constants = fixed | {"GIVEN": given, "TILE": 128}
-        yield Variant("grouped", "_nvfp4_kernel", types, constants)
-        cast = fixed | native | {"GIVEN": given, "TILE": 256, "ALIGNED": not given}
+        constants = fixed | {"GIVEN": given, "TILE": 128, "LOOPS": 2}
+        yield Variant("grouped_kernels", "_nvfp4_kernel", table | pointer | parts, constants)
+        pairs = {"BF16": bf16, "GIVEN": given, "TILE": 128, "FEW": 32, "LOOPS": 8}
+        types = table | {"w_ptr": "*i32"} | parts
+        if name != "fp32" and arch >= HOPPER:
+            yield Variant("grouped_kernels", "_nvfp4_pairs_kernel", types, pairs, 1)
+        cast = fixed | native | {"GIVEN": given, "TILE": 256, "ALIGNED": not given, "LOOPS": 4}
         data = {"data_ptr": "*u8", "scale_ptr": "*fp32"}
-        yield Variant("grouped", "_fp8_kernel", bits | data, cast)
-    row = fixed | native | {"ALIGNED": True, "ONCE": True, "TILE": 512}
-    yield Variant("grouped", "_channel_kernel", table | data, row, 4 if name == "fp32" else 2)
+        yield Variant("grouped_kernels", "_fp8_kernel", table | pointer | bits | data, cast)
+    row = fixed | native | {"ALIGNED": True, "ONCE": True, "TILE": 512, "LOOPS": 8}
+    types = table | pointer | {"shape_ptr": "*i64"} | data
+    yield Variant("grouped_kernels", "_channel_kernel", types, row, 4 if name == "fp32" else 2)
     for element, stored in (("E4M3", "*u8"), ("E2M1", "*i32")):
-        constants = fixed | native | {"ELEMENT": element, "RULE": "amax", "TILE": 32}
-        types = table | {"data_ptr": stored, "scale_ptr": "*u8"}
-        yield Variant("grouped", "_mx_kernel", types, constants, 2)
+        constants = fixed | native | {"ELEMENT": element, "RULE": "amax", "TILE": 32, "LOOPS": 4}
+        types = table | pointer | {"data_ptr": stored, "scale_ptr": "*u8"}
+        yield Variant("grouped_kernels", "_mx_kernel", types, constants | {"PAIRS": False}, 2)
+    if name != "fp32" and arch >= HOPPER:
+        constants |= {"PAIRS": True, "TILE": 64, "UNIT": 4, "LOOPS": 8}
+        yield Variant("grouped_kernels", "_mx_kernel", types | {"w_ptr": "*i32"}, constants, 1)
 
 
 def _pairs(bf16: bool) -> Iterator[Variant]:
-    words = {"w_ptr": "*i32", "scale_ptr": "*u8", "blocks": "i32", "rows": "i32", "across": "i32"}
-    types = words | {"packed_ptr": "*i64", "global_scale_ptr": "*fp32", "programs": "i32"}
-    for other in (False, True):
-        stored = {"SWIZZLED": other, "HIGH": other}
-        constants = {"BF16": bf16, "TILE": 256, "FEW": 64} | stored
-        yield Variant("fp4_pairs", "_nvfp4_pairs_kernel", types, constants, 2)
+    words = {"w_ptr": "*i32", "scale_ptr": "*u8"}
+    types = words | {"packed_ptr": "*i64", "global_scale_ptr": "*fp32"}
+    constants = {"BF16": bf16, "FEW": 64}
+    for high in (False, True):
+        line = types | {"blocks": "i32", "programs": "i32"}
+        chosen = constants | {"HIGH": high, "TILE": 256}
+        yield Variant("fp4_pairs", "_nvfp4_pairs_kernel", line, chosen, 2)
+        tiles = types | dict.fromkeys(("rows", "across", "down", "wide"), "i32")
+        yield Variant(
+            "fp4_pairs", "_nvfp4_tiles_kernel", tiles, constants | {"HIGH": high, "FEW": 128}
+        )
     for rule in ("amax", "even"):
         stored = {"SWIZZLED": rule == "even", "HIGH": rule == "even"}
         constants = {"BF16": bf16, "RULE": rule, "TILE": 64} | stored
-        types = words | {"packed_ptr": "*i32"}
+        types = words | {"packed_ptr": "*i32", "blocks": "i32", "rows": "i32", "across": "i32"}
         yield Variant("fp4_pairs", "_mxfp4_pairs_kernel", types, constants, 1)
