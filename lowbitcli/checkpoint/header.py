@@ -15,6 +15,7 @@ Refused beyond that: a key twice, and a shape whose bits overflow 63 bits even w
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -142,15 +143,12 @@ def lay_out(
     ordered = sorted(specs, key=attrgetter("name"))
     ordered.sort(key=lambda spec: -DTYPES[spec.dtype][0])
     items = [f'"{METADATA}":{_json(dict(sorted(metadata.items())))}'] if metadata else []
-    offsets: dict[str, tuple[int, int]] = {}
+    ends = [0]
     stop = 0
-    for spec in ordered:
-        name = spec.name
-        if name in offsets or name == METADATA:
-            raise ValueError(f'tensor "{safe(name)}" twice in one file')
-        size, kind = _kind(spec.dtype, spec.shape)
+    for name, dtype, shape in ordered:
+        size, kind = _kind(dtype, shape)
         start, stop = stop, stop + size
-        offsets[name] = start, stop
+        ends.append(stop)
         items.append(f"{encode_basestring(name)}:{kind}[{start},{stop}]}}")
     text = f"{{{','.join(items)}}}".encode()
     text += b" " * (-len(text) % _ALIGNMENT)
@@ -160,10 +158,15 @@ def lay_out(
             hint="write more, smaller shards",
         )
     base = _LENGTH + len(text)
-    entries = {}
-    for spec in ordered:
-        start, stop = offsets[spec.name]
-        entries[spec.name] = Entry(spec, base + start, base + stop)
+    starts = [base + end for end in ends]
+    entries = {
+        spec[0]: Entry(spec, start, stop)
+        for spec, start, stop in zip(ordered, starts, starts[1:], strict=False)
+    }
+    if len(entries) != len(ordered) or METADATA in entries:
+        names = Counter(spec.name for spec in ordered)
+        name = next((name for name, count in names.items() if count > 1), METADATA)
+        raise ValueError(f'tensor "{safe(name)}" twice in one file')
     return len(text).to_bytes(_LENGTH, "little") + text, entries
 
 
@@ -208,7 +211,8 @@ def _metadata(found: Any, where: str) -> dict[str, str]:
 
 
 def _entry(name: str, found: Any, base: int, where: str) -> Entry:
-    _refuse_surrogates(name, where)
+    if not name.isascii():
+        _refuse_surrogates(name, where)
     if not isinstance(found, dict):
         raise CheckpointError(f"{_at(name, where)} is not an object", hint=_BROKEN)
     if found.keys() != _FIELDS:
@@ -230,7 +234,7 @@ def _entry(name: str, found: Any, base: int, where: str) -> Entry:
             f"{_at(name, where)}: data_offsets is not two integers from 0", hint=_BROKEN
         )
     try:
-        size = _size(dtype, tuple(shape))
+        size, dims = _size(dtype, tuple(shape))
     except ValueError as error:
         raise CheckpointError(f"{_at(name, where)}: {error}", hint=_BROKEN) from error
     start, stop = offsets
@@ -240,7 +244,7 @@ def _entry(name: str, found: Any, base: int, where: str) -> Entry:
             f"found data_offsets {_shown(offsets)}",
             hint=_BROKEN,
         )
-    return Entry(TensorSpec(name, dtype, tuple(shape)), base + start, base + stop)
+    return Entry(TensorSpec(name, dtype, dims), base + start, base + stop)
 
 
 def _at(name: str, where: str) -> str:
@@ -257,8 +261,9 @@ def _check_fields(found: dict[str, Any], at: str) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _size(dtype: str, shape: Shape) -> int:
-    """Return the bytes of a tensor; raise ValueError where there is no such size."""
+def _size(dtype: str, shape: Shape) -> tuple[int, Shape]:
+    """Return the bytes of a tensor, and the one copy of its shape that all share; raise
+    ValueError where there is no such size."""
     bits = DTYPES[dtype][0]
     whole = bits  # as if no dimension were 0
     for length in shape:
@@ -267,10 +272,10 @@ def _size(dtype: str, shape: Shape) -> int:
         if whole >= 1 << 63:
             raise ValueError("shape overflows 63 bits")
     if 0 in shape:
-        return 0
+        return 0, shape
     if whole % 8:
         raise ValueError(f"{dtype} {_shown(list(shape))} is not a whole number of bytes")
-    return whole // 8
+    return whole // 8, shape
 
 
 def _check_cover(entries: list[Entry], base: int, size: int, where: str) -> None:

@@ -71,11 +71,10 @@ def index(
     weight_map: dict[str, str] = {}
     total = 0
     for file, entries in sorted(files.items()):
-        for name, entry in entries.items():
-            if name in weight_map:
-                raise ValueError(f'tensor "{safe(name)}" in {weight_map[name]} and in {file}')
-            weight_map[name] = file
-            total += entry.stop - entry.start
+        for name in weight_map.keys() & entries.keys():
+            raise ValueError(f'tensor "{safe(name)}" in {weight_map[name]} and in {file}')
+        weight_map.update(dict.fromkeys(entries, file))
+        total += sum(entry.stop - entry.start for entry in entries.values())
     kept = {key: value for key, value in (source or {}).items() if key != "weight_map"}
     kept["metadata"] = {**(kept.get("metadata") or {}), "total_size": total}
     # An encoder that indents is written in Python, and slow: only what is short goes through it.

@@ -9,6 +9,7 @@
 import json
 import math
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ MAX_CONFIG = 16 << 20
 # The index and the manifest name every tensor: 100,000 names of 200 characters take 30 MB.
 MAX_LISTING = 256 << 20
 
+_LONG = re.compile(rb"[0-9]{20}")
 _LONGEST_NUMBER = 40
 
 
@@ -36,7 +38,8 @@ def parse_exact(raw: bytes, where: str) -> Any:
     Raises:
         CheckpointError: not UTF-8, not JSON, a key twice in one object, or nested too deep.
     """
-    return _decode(raw, where, _EXACT)
+    plain = b"-" not in raw and _LONG.search(raw) is None
+    return _decode(raw, where, _EXACT_AT_ONCE if plain else _EXACT)
 
 
 def parse(raw: bytes, where: str) -> Any:
@@ -159,5 +162,9 @@ _EXACT = json.JSONDecoder(
     parse_int=_exact_integer,
     parse_float=_exact_float,
     parse_constant=_no_constant,
+)
+# For a text without a minus and without a number that may not fit in 64 bits.
+_EXACT_AT_ONCE = json.JSONDecoder(
+    object_pairs_hook=_pairs_once, parse_float=_exact_float, parse_constant=_no_constant
 )
 _PLAIN = json.JSONDecoder(object_pairs_hook=_pairs_agreeing)

@@ -8,6 +8,7 @@ to say.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from lowbitcli.containers.layouts import Layout
@@ -163,7 +164,7 @@ class Container:
     pads: bool = False
     stacks: Literal["no", "also", "only", "split"] = "no"
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         """The schemes that can be written."""
         return tuple(name for name in self.bindings if name not in self.unwritten)
@@ -171,5 +172,8 @@ class Container:
     def part_name(self, weight: str, stored: Stored) -> str:
         """Return the tensor that holds a part of `weight` (a name that ends in `.weight`, or
         any other)."""
-        stem = weight.removesuffix(".weight")
-        return stem + stored.suffix
+        return self.stem(weight) + stored.suffix
+
+    def stem(self, weight: str) -> str:
+        """Return what the names of all parts of `weight` begin with."""
+        return weight.removesuffix(".weight")

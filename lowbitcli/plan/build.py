@@ -157,9 +157,9 @@ def _writes(
             return {DATA: Part(spec, weight.file)}
         stored = Stored("", dtype, weight.plain)
         return {DATA: Part(weight.plain.spec(spec), weight.file, stored)}
-    file = weight.file
+    file, stem = weight.file, container.stem(weight.name)
     return {
-        part: Part(TensorSpec(container.part_name(weight.name, stored), dtype, shape), file, stored)
+        part: Part(TensorSpec(stem + stored.suffix, dtype, shape), file, stored)
         for part, stored, dtype, shape in _stored(scheme.name, container.name, weight.shape)
     }
 

@@ -128,7 +128,13 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
     ):
         return _refused(weight, decision, problem.message, conditions.strict, problem.hint)
     _check_options(scheme, rule, decision, conditions)
-    return Choice(scheme, rule.scale, rule.activations)
+    return _chosen(scheme.name, rule.scale, rule.activations)
+
+
+@lru_cache(maxsize=256)
+def _chosen(scheme: str, scale: str, activations: str) -> Choice:
+    """Return the one choice of these words: a model has few different ones."""
+    return Choice(BY_NAME[scheme], scale, activations)
 
 
 def splits(weight: SourceWeight, container: Container) -> bool:
@@ -264,13 +270,15 @@ def _refuse_unstorable(
 ) -> None:
     """Raise UnsupportedError for a weight that stays quantized in a way the container has not."""
     for name, choice in choices.items():
-        if choice.target is not None and _has_no_place(weights[name], container):
+        if choice.target is None:
+            continue
+        if weights[name].plain is not None and _has_no_place(weights[name], container):
             raise UnsupportedError(
                 f"{safe(name)} stays {choice.target.name}, and {container.name} has no place for "
                 "a weight that lies like this one",
                 hint="dequantize the checkpoint first, or choose another container",
             )
-        if choice.target is not None and choice.target.name not in container.writes:
+        if choice.target.name not in container.writes:
             raise UnsupportedError(
                 f"{safe(name)} stays {choice.target.name}, "
                 f"and the container {container.name} has no {choice.target.name}",

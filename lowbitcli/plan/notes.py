@@ -34,8 +34,16 @@ def _alone(plan: Plan, recipe: Recipe) -> list[str]:
     """Tell of weights whose fused partners are not there: it is legal, and rarely meant."""
     if not container(plan.container).fuses:
         return []
-    names = [w.name for w in plan.quantized if w.target is not None and w.target.shares]
-    found = recipe.missing(names) if names else {}
+    sharing = [w for w in plan.quantized if w.target is not None and w.target.shares]
+    present = {weight.name.removesuffix(".weight") for weight in sharing}
+    whole: set[str] = set()
+    for key in {weight.group for weight in sharing}:
+        members = _members(key)
+        if present.issuperset(members):
+            whole.update(members)
+    # A weight of no group has no partners, and one of a whole group lacks none.
+    names = [w.name for w in sharing if w.group and w.name.removesuffix(".weight") not in whole]
+    found = recipe.missing(names, present) if names else {}
     if not found:
         return []
     lines = [
@@ -45,6 +53,12 @@ def _alone(plan: Plan, recipe: Recipe) -> list[str]:
     if len(found) > ALONE:
         lines.append(f"and {len(found) - ALONE:,} more")
     return ["\n".join(["these are served fused with others, and share a scale with none:", *lines])]
+
+
+def _members(key: str) -> list[str]:
+    """Return the modules that the key of a group shows, `a.{b,c}`; none where it is another."""
+    stem, brace, rest = key.partition("|")[0].partition(".{")
+    return [f"{stem}.{tail}" for tail in rest.rstrip("}").split(",")] if brace else []
 
 
 def _nothing(plan: Plan) -> list[str]:

@@ -92,6 +92,9 @@ def _uncollected() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()  # by way of the permanent generation, into the oldest one, unlooked at
+            gc.unfreeze()
         if enabled:
             gc.enable()
 

@@ -34,11 +34,12 @@ def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
     return {name: _root(joined, key) for name, key in first.items()}
 
 
-def missing(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, tuple[str, ...]]:
-    """Return the names that fused partners are missing for, each with those partners: of the
-    template that lacks fewest, where none that takes the name is complete."""
-    names = list(names)
-    present = {name.removesuffix(".weight") for name in names}
+def missing(
+    names: Iterable[str], fused: Iterable[FuseGroup], present: set[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the names that fused partners are missing for among the modules that are `present`,
+    each with those partners: of the template that lacks fewest, where none that takes the name is
+    complete."""
     places: dict[str, list[tuple[str, FuseGroup]]] = {}
     for one in fused:
         for member in one.members:
@@ -46,30 +47,36 @@ def missing(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, tuple
             places.setdefault(tail, []).append((head, one))
     depths = sorted({tail.count(".") for tail in places})
     found: dict[str, tuple[str, ...]] = {}
+    known: dict[tuple[int, str], tuple[str, ...]] = {}  # partners ask the same thing
     for name in names:
         module = name.removesuffix(".weight")
-        lacks = [
-            _lacking(one, module[len(head) : len(module) - len(tail)], present)
-            for tail in _tails(module, depths)
-            for head, one in places.get(tail, ())
-            if module.startswith(head) and len(module) > len(head) + len(tail)
-        ]
+        lacks = []
+        for tail in _tails(module, depths):
+            for head, one in places.get(tail, ()):
+                if module.startswith(head) and len(module) > len(head) + len(tail):
+                    asked = id(one), module[len(head) : len(module) - len(tail)]
+                    if asked not in known:
+                        known[asked] = _lacking(one, asked[1], present)
+                    lacks.append(known[asked])
         if lacks and all(lacks):
             found[name] = min(lacks, key=len)
     return found
 
 
 def _lacking(one: FuseGroup, common: str, present: set[str]) -> tuple[str, ...]:
-    members = (member.replace(SLOT, common) for member in one.members)
-    return tuple(member for member in members if member not in present)
+    members = [member.replace(SLOT, common) for member in one.members]
+    return () if present.issuperset(members) else tuple(m for m in members if m not in present)
 
 
 def _tails(module: str, depths: list[int]) -> list[str]:
     out = []
+    at, dots = len(module), 0
     for depth in depths:
-        parts = module.rsplit(".", depth)
-        if len(parts) == depth + 1:
-            out.append(module[len(parts[0]) :])
+        while dots < depth and at >= 0:
+            at, dots = module.rfind(".", 0, at), dots + 1
+        if at < 0:
+            break
+        out.append(module[at:])
     return out
 
 

@@ -15,6 +15,8 @@ from lowbitcli.regex import MAX_NAME
 T = TypeVar("T")
 
 NO_RULE = "no rule matches"
+_ZEROS = dict.fromkeys(map(ord, "123456789"), "0")
+_MOST_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,25 @@ class Matcher:
             if rule.exclude
         }
         self._kinds = _Kinds(recipe.kinds)
+        every = [*recipe.keep, *(p for rule in recipe.rules for p in (*rule.match, *rule.exclude))]
+        every += [p for kind in recipe.kinds for p in (*kind.components, *kind.patterns, *kind.but)]
+        # Where no pattern tells digits apart, neither need we: layers and experts are numbered.
+        self._tells_digits = not all(map(_takes_any_digit, every))
+        self._known: dict[str, Decision] = {}
 
     def decide(self, name: str) -> Decision:
         """Return what the recipe says of the tensor of this name."""
+        if self._tells_digits:
+            return self._decided(name)
+        alike = name.translate(_ZEROS)
+        found = self._known.get(alike)
+        if found is None:
+            found = self._decided(alike)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[alike] = found
+        return found
+
+    def _decided(self, name: str) -> Decision:
         if len(name) > MAX_NAME:
             return Decision(None, f"name longer than {MAX_NAME} characters")
         entry, exact = self._first(name)
@@ -197,6 +215,12 @@ class _Kinds:
             if not known:
                 self._ordinary.add(component)
         return known
+
+
+def _takes_any_digit(pattern: Pattern) -> bool:
+    """Is this a pattern that takes a name whichever digits are in it?"""
+    plain = pattern.text.replace("[0-9]", "")
+    return not pattern.is_regex and "[" not in plain and re.search(r"\d", plain) is None
 
 
 def _each(groups: Iterable[tuple[Pattern, ...]]) -> "list[_Alternatives[bool]]":

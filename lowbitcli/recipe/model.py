@@ -159,9 +159,12 @@ class Recipe(BaseModel):
         """Return the key of its group for each of the names that is a member of a fused matrix."""
         return group(names, (*load_defaults().fuse, *self.fuse))
 
-    def missing(self, names: Any) -> dict[str, tuple[str, ...]]:
-        """Return the names that fused partners are missing for, each with those partners."""
-        return missing(names, (*load_defaults().fuse, *self.fuse))
+    def missing(self, names: Any, present: set[str] | None = None) -> dict[str, tuple[str, ...]]:
+        """Return the names that fused partners are missing for among the modules that are
+        `present` (those of the names), each with those partners."""
+        if present is None:
+            present = {name.removesuffix(".weight") for name in names}
+        return missing(names, (*load_defaults().fuse, *self.fuse), present)
 
     def over(self, base: "Recipe") -> "Recipe":
         """Return this recipe as an extension of `base`: own rules come first."""

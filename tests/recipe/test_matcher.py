@@ -221,3 +221,13 @@ def test_regexes_are_tried_on_the_module_too(text):
     search = _Alternatives([(Pattern.model_validate("re:" + text), True)])
     assert search.first("a.b.weight")
     assert search.first("a.b.bias") is (True if text.endswith(".weight)") else None)
+
+
+@pytest.mark.parametrize("keep", ("*.mlp.*", "*.layers.[0-9].*", "*.layers.12.*", "re:.*[.]7[.]"))
+def test_names_that_differ_in_digits_are_decided_alike_only_where_no_pattern_tells(keep):
+    recipe = Recipe.model_validate({"rules": [{"match": "*", "scheme": "nvfp4"}], "keep": [keep]})
+    matcher = Matcher(recipe)
+    names = [f"model.layers.{n}.{part}.weight" for n in range(14) for part in ("mlp.up", "q_proj")]
+    alone = [Matcher(recipe)._decided(name) for name in names]
+    assert [matcher.decide(name) for name in names] == alone
+    assert len({decision.rule is None for decision in alone}) == 2
