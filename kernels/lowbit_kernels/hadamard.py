@@ -5,8 +5,8 @@
 H is Sylvester's 16 x 16 matrix of +-1, so both are orthogonal. In fp32: each column times +-1/4,
 which is exact but among subnormals, then the sixteen terms added from first to last. Source:
 TransformerEngine 2.20 `pytorch/custom_recipes/reference_nvfp4.py`, whose signs these are.
-A NaN makes NaN of its sixteen columns. An Inf makes each of them Inf, with either sign; two make NaN
-of those columns where their signs differ.
+A NaN makes NaN of its sixteen columns. An Inf makes each of them Inf, with either sign; two make
+NaN of those where their signs differ.
 """
 
 import torch
