@@ -242,7 +242,7 @@ def test_without_numba_torch_does_it():
 @NEEDS_NUMBA
 def test_code_is_compiled_where_it_cannot_be_kept(monkeypatch):
     numba = pytest.importorskip("numba")
-    loops = importlib.import_module("lowbit_kernels.cpu_loops")
+    vectors = importlib.import_module("lowbit_kernels.cpu_vectors")
     true_njit = numba.njit
 
     def njit(*args, **options):
@@ -251,7 +251,29 @@ def test_code_is_compiled_where_it_cannot_be_kept(monkeypatch):
         return true_njit(*args, **options)
 
     monkeypatch.setattr(numba, "njit", njit)
-    assert loops._jit(lambda x: x + 1)(2) == 3
+    assert vectors.jit(lambda x: x + 1)(2) == 3
+
+
+@NEEDS_NUMBA
+def test_compiled_code_is_kept_by_the_digest_of_its_sources(tmp_path):
+    vectors = importlib.import_module("lowbit_kernels.cpu_vectors")
+    code = "import torch; from lowbit_kernels import nvfp4; nvfp4.quantize(torch.ones(1024, 1024))"
+    assert python(code, NUMBA_CACHE_DIR=str(tmp_path)) == []
+    kept = sorted(tmp_path.rglob("*.nbc"))
+    assert kept and all(vectors._DIGEST in path.name for path in kept)
+    before = [path.stat().st_mtime_ns for path in kept]
+    assert python(code, NUMBA_CACHE_DIR=str(tmp_path)) == []
+    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*.nbc"))] == before
+
+
+@NEEDS_NUMBA
+def test_vectors_refuse_what_does_not_lie_side_by_side():
+    numba = pytest.importorskip("numba")
+    casts = importlib.import_module("lowbit_kernels.cpu_casts")
+    every_other = torch.zeros(4, 512, dtype=torch.int32)[:, ::2].numpy()
+    tops = torch.zeros(4, dtype=torch.int32).numpy()
+    with pytest.raises((numba.core.errors.NumbaError, TypeError), match="side by side"):
+        casts.tops_of_groups(every_other, numba.int32(0x7FFFFFFF), tops)
 
 
 PEAK = """

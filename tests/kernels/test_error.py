@@ -131,8 +131,9 @@ def test_refusals():
 def test_figures_on_the_cpu_are_those_of_the_reference(monkeypatch, dtype, compiled):
     monkeypatch.setattr(cpu_figures, "_LARGE", 0)
     monkeypatch.setattr(cpu_figures, "_COLS", 128)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setenv("LOWBIT_NUMBA", "1" if compiled else "0")
-    for rows, cols in ((300, 80), (1, 1), (130, 323), (256, 256)):
+    for rows, cols in ((300, 80), (1, 1), (130, 323), (256, 256), (384, 1100)):
         w = torch.randn(rows, cols, generator=torch.Generator().manual_seed(rows)).to(dtype)
         v = w.float() * 1.01
         for value in (0.0, torch.nan, torch.inf):
