@@ -81,6 +81,13 @@ MODELS: dict[str, Stacking] = {
     "qwen3_vl_moe_text": Stacking("in_out", "halves"),
 }
 
+# Models whose experts transformers 5.24 does not take one by one (`conversion_mapping.py`).
+_NOT_SINGLY = """
+diffusion_gemma diffusion_gemma_text gemma4 gemma4_text gpt_oss granitemoe_swa llama4 llama4_text
+mistral4 muse_spark muse_spark_text openai_privacy_filter qwen3_vl_moe qwen3_vl_moe_text zaya
+"""
+NOT_SINGLY = frozenset(_NOT_SINGLY.split())
+
 
 class View(NamedTuple):
     """One expert of a stack: matrix `matrix`, every `step`-th of its rows from `first` on."""

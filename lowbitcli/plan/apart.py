@@ -1,15 +1,29 @@
 """All weights of a source and what becomes of them, stacks of experts taken apart where they are
 quantized and readers want single experts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from lowbitcli.containers import Container
+from lowbitcli.containers.stacks import NOT_SINGLY
 from lowbitcli.errors import CheckpointError
 from lowbitcli.plan.choose import Choice, grouped, splits
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.plan.split import biases, biases_of_experts, experts
 from lowbitcli.recipe import Recipe
-from lowbitcli.tensors import safe
+from lowbitcli.tensors import DATA, safe
+
+
+def readers_of(weights: Iterable[SourceWeight], model: str) -> tuple[str, ...]:
+    """Return what is known of programs that read single experts of a model whose stacks were taken
+    apart."""
+    if model not in NOT_SINGLY or all(one.reads[DATA].view is None for one in weights):
+        return ()
+    if model == "gpt_oss":
+        return (
+            "neither transformers 5.24 nor vLLM 0.33 takes experts of gpt_oss one by one: for them "
+            "write mxfp4 into --container gpt-oss",
+        )
+    return (f"transformers 5.24 does not take experts of {safe(model)} one by one",)
 
 
 def taken_apart(

@@ -16,7 +16,7 @@ from lowbitcli.containers import container as container_of
 from lowbitcli.containers.container import Declaration, Stored
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
-from lowbitcli.plan.apart import taken_apart
+from lowbitcli.plan.apart import readers_of, taken_apart
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
 from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
@@ -70,6 +70,7 @@ def build(
         non_finite=modules_of(conditions.non_finite, source.weights),
     )
     choices = choose(source.weights, recipe, conditions)
+    apart = taken_apart(source, choices, recipe, container)
     weights = [
         _quantized(
             padded(weight, choice.target) if conditions.pad else weight,
@@ -77,8 +78,10 @@ def build(
             container,
             conditions.fake,
         )
-        for weight, choice in taken_apart(source, choices, recipe, container)
+        for weight, choice in apart
     ]
+    told = (*source.notes, *readers_of((weight for weight, _ in apart), model))
+    source = replace(source, notes=told)
     said: dict[str, Any] = {
         "name": recipe.name,
         "digest": recipe.digest,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lowbitcli import api
-from lowbitcli.api import Request, dequantize, quantize
+from lowbitcli.api import Request, dequantize, plan_quantize, quantize
 from lowbitcli.pipeline import memory
 from tests import checkpoints
 from tests.checkpoints import sharded, single
@@ -216,3 +216,19 @@ def test_nan_keeps_the_experts_of_its_layer_together(tmp_path):
     done = quantize(source, tmp_path / "q", request, device="cpu")
     assert list(done.non_finite) == [f"{P}1.gate_proj.weight"]
     same_tensors(done.output, source)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("gpt_oss", "neither transformers 5.24 nor vLLM 0.33"),
+        ("llama4", "transformers 5.24 does not take experts of llama4 one by one"),
+        ("qwen3_5_moe", ""),
+    ],
+)
+def test_readers_that_do_not_take_single_experts_are_told_of(tmp_path, kind, said):
+    source = model(tmp_path / "m", kind)
+    for container, told in (("compressed-tensors", bool(said)), ("lowbit", False)):
+        request = Request(scheme="mxfp8", container=container)
+        notes = "\n".join(plan_quantize(source, None, request).notes)
+        assert ("one by one" in notes) == told and (said in notes or not told)
