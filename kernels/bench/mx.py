@@ -70,8 +70,17 @@ OPERATIONS = (
     *_operations(
         "mxfp8",
         E4M3,
-        peers.contenders(torchao=peers.ao_mxfp8, comfy=peers.comfy_mxfp8),
-        peers.contenders(torchao=peers.ao_mxfp8_dequantize),
+        peers.contenders(
+            torchao=peers.ao_mxfp8, comfy=peers.comfy_mxfp8, triton_kernels=peers.kernels_mxfp8
+        ),
+        peers.contenders(
+            torchao=peers.ao_mxfp8_dequantize, triton_kernels=peers.kernels_mxfp8_dequantize
+        ),
     ),
-    *_operations("mxfp4", E2M1, [], []),
+    *_operations(
+        "mxfp4",
+        E2M1,
+        peers.contenders(triton_kernels=peers.kernels_mxfp4),
+        peers.contenders(triton_kernels=peers.kernels_mxfp4_dequantize),
+    ),
 )

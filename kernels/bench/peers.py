@@ -16,13 +16,21 @@ with contextlib.suppress(Exception):
     )
 with contextlib.suppress(Exception):
     import comfy_kitchen
+with contextlib.suppress(Exception):
+    from triton_kernels.numerics_details.mxfp import downcast_to_mxfp, upcast_from_mxfp
 
 Prepare = Callable[[torch.Tensor], Callable[[], object]]
 
 
 def contenders(**prepared: Prepare) -> list[Contender]:
-    """Return the contenders whose package is there; a name says which (`torchao`, `comfy`)."""
-    there = {"torchao": "nvfp4_quantize" in globals(), "comfy": "comfy_kitchen" in globals()}
+    """Return the contenders whose package is there; a name says which (`torchao`, `comfy`, `triton`
+    for triton_kernels).
+    """
+    there = {
+        "torchao": "nvfp4_quantize" in globals(),
+        "comfy": "comfy_kitchen" in globals(),
+        "triton": "downcast_to_mxfp" in globals(),
+    }
     return [
         Contender(name.replace("_", " "), prepare)
         for name, prepare in prepared.items()
@@ -82,3 +90,21 @@ def comfy_fp8_dequantize(w: torch.Tensor) -> Callable[[], object]:
     scale = w.abs().amax().float() / 448
     data = comfy_kitchen.quantize_per_tensor_fp8(w, scale)
     return lambda: comfy_kitchen.dequantize_per_tensor_fp8(data, scale, torch.bfloat16)
+
+
+def kernels_mxfp8(w: torch.Tensor) -> Callable[[], object]:
+    return lambda: downcast_to_mxfp(w, torch.float8_e4m3fn, axis=-1)
+
+
+def kernels_mxfp4(w: torch.Tensor) -> Callable[[], object]:
+    return lambda: downcast_to_mxfp(w, torch.uint8, axis=-1)
+
+
+def kernels_mxfp8_dequantize(w: torch.Tensor) -> Callable[[], object]:
+    data, scale = downcast_to_mxfp(w, torch.float8_e4m3fn, axis=-1)
+    return lambda: upcast_from_mxfp(data, scale, torch.bfloat16, axis=-1)
+
+
+def kernels_mxfp4_dequantize(w: torch.Tensor) -> Callable[[], object]:
+    data, scale = downcast_to_mxfp(w, torch.uint8, axis=-1)
+    return lambda: upcast_from_mxfp(data, scale, torch.bfloat16, axis=-1)
