@@ -138,6 +138,12 @@ class Cluster:
         """
         try:
             answer = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            last = str(error).strip().rpartition("\n")[2]
+            raise WorkerLostError(
+                f"a worker could not begin {_named(plan, bundle)}: {safe(last)}",
+                hint="is the same lowbit on every machine?",
+            ) from error
         except self._ray.exceptions.RayError as error:
             first = str(error).partition("\n")[0]
             raise _lost(plan, bundle, first) from error
@@ -150,11 +156,14 @@ class Cluster:
 _Answer = tuple[list[Done], tuple[int, Usage]]
 
 
-def _lost(plan: Plan, bundle: list[int], said: str) -> WorkerLostError:
+def _named(plan: Plan, bundle: list[int]) -> str:
     name = safe(plan.jobs[bundle[0]].weights[0].name)
-    more = f" and {len(bundle) - 1} more jobs" if len(bundle) > 1 else ""
+    return f"{name} and {len(bundle) - 1} more jobs" if len(bundle) > 1 else name
+
+
+def _lost(plan: Plan, bundle: list[int], said: str) -> WorkerLostError:
     return WorkerLostError(
-        f"workers died {ATTEMPTS} times at {name}{more}, at last: {safe(said)}",
+        f"workers died {ATTEMPTS} times at {_named(plan, bundle)}, at last: {safe(said)}",
         hint="out of memory? See Ray's logs and --max-memory; run again to continue",
     )
 
