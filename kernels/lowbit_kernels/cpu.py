@@ -33,6 +33,7 @@ SLICE = 131072  # elements: 512 KiB as fp32; three such buffers fit a core's 2 M
 SMALL = 16384  # elements that are not worth slicing
 LARGE = 262144  # elements that are worth the start of numba, or a table of 65,536 entries
 PATTERNS = 65536  # of a 16-bit float
+TABLED = 32768  # elements of a matrix that are worth a table for each of its scales, 30 us
 
 Span = tuple[slice, slice]
 Reference = Callable[..., "Tensor | tuple[Tensor, ...]"]
@@ -179,12 +180,14 @@ def quantize_nvfp4(
     scale = torch.empty((*w.shape[:-1], w.shape[-1] // 16), dtype=torch.float8_e4m3fn)
     codes, scales = packed.view(lead, -1, across // 2), scale.view(lead, -1, across // 16)
     fast = compiled(w)
-    bounds = torch.stack([fast.nvfp4_bounds(g, w.dtype) for g in shared]) if fast else None
+    bounds = torch.zeros((lead, 1), dtype=torch.int16)
+    if fast and w.element_size() == 2 and x[0].numel() >= TABLED:
+        bounds = torch.stack([fast.nvfp4_bounds(g, w.dtype) for g in shared])
 
     def step(span: Span) -> None:
         source, g = x[span], shared[span[0]]
         into, found = codes[span], scales[span]
-        if fast and bounds is not None:
+        if fast:
             if radius is None:
                 fast.quantize_nvfp4(source, g, bounds[span[0]], into, found)
             else:
@@ -233,7 +236,7 @@ def dequantize_blocks(
     out = torch.empty((*data.shape[:-1], data.shape[-1] * per_byte), dtype=dtype)
     target = out.view(lead, bytes_.shape[1], -1)
     fast = compiled(out)
-    if fast and name == "E2M1" and out.element_size() == 2:
+    if fast and name == "E2M1" and out.element_size() == 2 and target[0].numel() >= TABLED:
         _choose(fast, bytes_, scales, shared, scale_name, target)
         return out
 

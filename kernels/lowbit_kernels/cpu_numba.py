@@ -99,11 +99,9 @@ def quantize_int8(w: Tensor, data: Tensor, scale: Tensor) -> None:
 
 
 def nvfp4_bounds(g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bounds of E2M1 codes by global scale `g []` and block scale, for patterns of 16
-    bits; none for fp32.
+    """Return the bounds of E2M1 codes by global scale `g []` and block scale, for patterns of a
+    dtype of 16 bits.
     """
-    if dtype == torch.float32:
-        return torch.zeros(1, dtype=torch.int16)
     return _bounds(table("E4M3")[:128] * g, dtype, True)
 
 
@@ -119,9 +117,11 @@ def _bounds(steps: Tensor, dtype: torch.dtype, divide: bool) -> Tensor:
 
 
 def quantize_nvfp4(w: Tensor, g: Tensor, bounds: Tensor, packed: Tensor, scale: Tensor) -> None:
-    """Write codes and scales of blocks `w [groups, n, 16]` with a global scale and `nvfp4_bounds`
-    for each group.
+    """Write codes and scales of blocks `w [groups, n, 16]` with a global scale and `nvfp4_bounds`,
+    or one number, for each group.
     """
+    if bounds.shape[1] == 1 and w.dtype == torch.float16:
+        w = w.float()
     dtype, shift, limit = _by_pattern(w.dtype)
     cpu_loops.nvfp4_groups(
         _groups(w, dtype),
