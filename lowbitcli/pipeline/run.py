@@ -183,8 +183,12 @@ class _Run:
             plan=self._plan.digest,
             resume=self._options.resume,
         ) as staged:
-            ledger, writer = self._opened(staged, range(len(self._plan.jobs)))
-            self._do(ledger, writer, staged)
+            at_once = self._options.engine is None and not staged.goes_on
+            ledger, writer = self._opened(staged, range(len(self._plan.jobs)), wait=not at_once)
+            try:
+                self._do(ledger, writer, staged)
+            finally:
+                writer.settle()
             self._publish(ledger, writer, staged)
         return ledger.result
 
@@ -247,9 +251,11 @@ class _Run:
             self._publish(ledger, writer, staged)
         return ledger.result
 
-    def _opened(self, staged: StagedOutput, places: Sequence[int]) -> tuple[Ledger, Writer]:
+    def _opened(
+        self, staged: StagedOutput, places: Sequence[int], *, wait: bool = True
+    ) -> tuple[Ledger, Writer]:
         with self._crew.clock.stage("create"):
-            writer = Writer(self._plan, staged)
+            writer = Writer(self._plan, staged, wait=wait)
         ledger = Ledger(self._plan, self._checkpoint, writer, places, self._progress)
         return ledger, writer
 

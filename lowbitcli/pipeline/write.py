@@ -15,8 +15,9 @@ from lowbitcli.plan.nouns import OutputFile, Part, Plan, made_of
 class Writer:
     """Puts tensors at their planned places; any number of threads may."""
 
-    def __init__(self, plan: Plan, staged: StagedFiles) -> None:
-        """Make the files of the plan, or find them where the run goes on."""
+    def __init__(self, plan: Plan, staged: StagedFiles, *, wait: bool = True) -> None:
+        """Make the files of the plan, or find them where the run goes on; without `wait` in the
+        background, to be settled before what was staged is let go of."""
         self._plan = plan
         self._staged = staged
         self._files: dict[str, OutputFile] = {file.name: file for file in plan.files}
@@ -24,8 +25,23 @@ class Writer:
         if not staged.goes_on:  # else it is taken already
             staged.check_space(plan.bytes_out + _beside(plan))
         # Taking space is work where a file system is memory: files side by side.
-        with ThreadPoolExecutor(min(8, max(1, len(plan.files)))) as pool:
-            list(pool.map(lambda x: staged.create(self.name_of(x.name), x.size), plan.files))
+        self._pool = ThreadPoolExecutor(min(8, max(1, len(plan.files))), "lowbit-space")
+        self._made = {
+            file.name: self._pool.submit(staged.create, self.name_of(file.name), file.size)
+            for file in plan.files
+        }
+        if wait:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until all files are there.
+
+        Raises:
+            OutputError: there is no room or no permission for one.
+        """
+        self._pool.shutdown()
+        for made in self._made.values():
+            made.result()
 
     def name_of(self, file: str) -> str:
         """A single file is called what the output is called, whatever the source was."""
@@ -34,6 +50,7 @@ class Writer:
     def write(self, part: Part, offset: int, data: memoryview) -> None:
         """Write bytes of a tensor from `offset` on."""
         entry = self._files[part.file].entries[part.spec.name]
+        self._made[part.file].result()
         self._staged.write(self.name_of(part.file), entry.start + offset, data)
 
     def read(self, part: Part, start: int, stop: int) -> bytearray:
