@@ -3,7 +3,8 @@
     cap = what is resident when the run begins + RESERVE + held + threads * slice * cost
 
 `cost` is the bytes that an element of a slice takes at its worst, temporaries included, measured
-on the torch references; on a GPU the host only holds what is read and what is written.
+on the torch references; on a GPU the host only holds what is read and what is written, in buffers
+of powers of two.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from lowbitcli.plan.nouns import Part, Plan, Weight
 GIB = 1 << 30
 DEFAULT, LEAST = 2 * GIB, GIB
 RESERVE = 128 << 20  # what allocators keep, threads' stacks, checksums, the manifest
-CPU_COST, GPU_COST = 96, 16  # bytes for each element of a slice
+CPU_COST = 96  # bytes for each element of a slice
 CPU_ELEMENTS, GPU_ELEMENTS = 1 << 19, 1 << 24
 GPU_THREADS = 6
 GPU_RESERVE = 384 << 20  # kernels that are loaded and compiled while it runs
@@ -61,7 +62,7 @@ def budget(plan: Plan, cap: int, device: torch.device, gpu_cap: int | None = Non
         )
     cuda = device.type == "cuda"
     free = max(0, cap - resident() - (GPU_RESERVE if cuda else RESERVE))
-    cost = GPU_COST if cuda else CPU_COST
+    cost = _moved(plan) if cuda else CPU_COST
     threads = GPU_THREADS if cuda else len(os.sched_getaffinity(0))
     wanted = GPU_ELEMENTS if cuda else CPU_ELEMENTS
     unit = max((unit_rows(w) * w.shape[-1] for w in plan.weights if not w.copies), default=1)
@@ -69,9 +70,10 @@ def budget(plan: Plan, cap: int, device: torch.device, gpu_cap: int | None = Non
     block = max((_block(weight) for weight in plan.weights if not weight.copies), default=0)
     threads = max(1, min(threads, working // (unit * cost + block)))
     elements = max(1, min(wanted, (working // threads - block) // cost))
-    held = max(0, free - threads * (max(elements, unit) * cost + block))
     if not cuda:
+        held = max(0, free - threads * (max(elements, unit) * cost + block))
         return Budget(threads, elements, held)
+    elements = 1 << (elements.bit_length() - 1)
     # What is held between two passes stays on the device.
     if gpu_cap is None:
         return Budget(threads, elements, min(GPU_HELD, torch.cuda.mem_get_info(device)[0] // 4))
@@ -103,6 +105,12 @@ def gpu_limit(device: torch.device, cap: int | None) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def _moved(plan: Plan) -> int:
+    """Return the most bytes that are read and written for an element, as buffers take them."""
+    moved = [(w.bytes_in + w.bytes_out) / w.numel for w in plan.weights if not w.copies and w.numel]
+    return math.ceil(1.5 * max(moved, default=1.0))
 
 
 def _block(weight: Weight) -> int:

@@ -183,8 +183,11 @@ class _Run:
             plan=self._plan.digest,
             resume=self._options.resume,
         ) as staged:
-            at_once = self._options.engine is None and not staged.goes_on
-            ledger, writer = self._opened(staged, range(len(self._plan.jobs)), wait=not at_once)
+            # A GPU's kernels are loaded and its first slices read meanwhile; there is nothing to
+            # hide it behind elsewhere, and what is wrong is said before any work.
+            here = self._options.engine is None and self._crew.device.type == "cuda"
+            wait = staged.goes_on or not here
+            ledger, writer = self._opened(staged, range(len(self._plan.jobs)), wait=wait)
             try:
                 self._do(ledger, writer, staged)
             finally:
