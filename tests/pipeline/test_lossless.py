@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from lowbitcli.api import Request, dequantize, quantize, verify
+from lowbitcli.pipeline import lossless
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
 
@@ -124,3 +125,27 @@ def test_fp8_to_mxfp8_is_exact_where_its_scales_are_powers_of_two(tmp_path, rule
     assert done.blocks == 200 * 9 + 64 * 4 and (done.equal == done.blocks) == equal
     before, after = values(first.output, tmp_path / "a"), values(done.output, tmp_path / "b")
     assert all(torch.equal(before[name], after[name]) for name in before) == equal
+
+
+def test_under_another_global_scale_no_code_is_kept():
+    source = {"data": torch.full((2, 16), 0x21, dtype=torch.uint8)}
+    source["scale"] = torch.full((2, 1), 127, dtype=torch.uint8)
+    parts = {"data": torch.zeros(2, 16, dtype=torch.uint8)}
+    parts["scale"] = torch.ones(2, 2).to(torch.float8_e4m3fn)
+    for shared, same in ((1.0, True), (0.25, True), (0.75, False), (3.0, False)):
+        made = lossless.kept(source, {**parts, "global_scale": torch.tensor(shared)})
+        assert torch.equal(made["data"], source["data"]) == same
+        assert float(made["scale"].float()[0, 0]) * (shared if same else 1.0) == 1.0
+
+
+def test_beside_a_partner_that_is_not_in_mxfp4_the_group_goes_the_usual_way(tmp_path):
+    source = mxfp4(tmp_path / "mx", {Q: bytes_of(16, 4, 120, 124)})
+    tensors = {**checkpoints.read(source), K: weight(16, 128)}
+    config = checkpoints.config_of(source)
+    config["quantization_config"]["ignore"] = [K.removesuffix(".weight")]
+    mixed = single(tmp_path / "mixed", tensors, config)
+    done = quantize(mixed, tmp_path / "q", Request(scheme="nvfp4", container="lowbit"))
+    stored = checkpoints.read(done.output)
+    shared = {float(stored[name + "_global_scale"]) for name in (Q, K)}
+    assert len(shared) == 1 and done.blocks == 16 * 8
+    assert verify(done.output, against=mixed, device="cpu").passed
