@@ -42,10 +42,10 @@ def test_the_cpus_bytes_for_every_cut(tmp_path, scheme, monkeypatch):
                 patched.setattr(memory, "budget", lambda *_, budget=budget: budget)
             request = Request(scheme=scheme, container="lowbit")
             done = quantize(source, root / "out", request, device=device)
-            quantize(done.output, root / "again", Request(scheme=other), device=device)
-            quantize(source, root / "fake", Request(scheme=scheme, fake=True), device=device)
+            again = quantize(done.output, root / "again", Request(scheme=other), device=device)
+            fake = quantize(source, root / "fake", Request(scheme=scheme, fake=True), device=device)
             dequantize(done.output, root / "back", device=device)
-        found = checkpoints.hashes(root)
+        found = checkpoints.hashes(root), done.errors, again.errors, fake.errors
         wanted = wanted or found
         assert found == wanted, (device, budget)
 
@@ -60,6 +60,18 @@ def test_what_is_copied_never_visits_the_gpu(tmp_path):
         checkpoints.same(tensor, tensors[name])
         for name, tensor in checkpoints.read(done.output).items()
     )
+
+
+@pytest.mark.parametrize("cap", (256 << 20, 1 << 30))
+def test_what_is_reserved_stays_below_its_cap_and_bytes_are_the_same(tmp_path, cap):
+    source = single(tmp_path / "source", {LAYER + "mlp.up_proj.weight": weight(65536, 4096)})
+    torch.cuda.empty_cache()
+    free = quantize(source, tmp_path / "free", device="cuda")
+    torch.cuda.empty_cache()
+    held = quantize(source, tmp_path / "held", device="cuda", max_gpu_memory=cap)
+    assert held.peak_gpu <= cap
+    assert checkpoints.hashes(free.output) == checkpoints.hashes(held.output)
+    assert free.errors == held.errors
 
 
 def test_memory_of_the_process_stays_below_the_cap(tmp_path):
