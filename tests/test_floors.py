@@ -48,9 +48,7 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 LINES = 350
 LONG_FILES = {  # path -> why it is longer
     "kernels/lowbit_kernels/fp4_pairs.py": "a proof, its assembly, and two kernels that share it",
-    "kernels/lowbit_kernels/grouped.py": "a kernel for each scheme around one table of addresses",
-    "kernels/lowbit_kernels/nvfp4.py": "references beside kernels, and every rule to choose scales",
-    "kernels/lowbit_kernels/mx.py": "one maths and two elements, each reference beside its kernel",
+    "kernels/lowbit_kernels/rounding.py": "each rounding twice, in torch and for use inside kernels",
     "tests/recipe/test_load.py": "a bad recipe for each refusal, in one table",
     "tests/test_configs.py": "the names of many checkpoints, in one table",
     "tests/containers/test_disagreements.py": "a disagreement for each finding, in tables",

@@ -88,17 +88,17 @@ def _mx(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Var
         scale = {"scale_ptr": "*u8"}
         word = {"data_ptr": "*i32" if element == "E2M1" else "*i64"} | scale
         back = {"ELEMENT": element, "TILE": 256}
-        yield Variant("mx", "_dequantize_kernel", word | out | {"quarters": "i32"}, back, 2)
+        yield Variant("mx_kernels", "_dequantize_kernel", word | out | {"quarters": "i32"}, back, 2)
         if name == "fp16" or (name == "fp32" and element == "E5M2"):
             continue
         data = {"data_ptr": "*i32" if element == "E2M1" else "*u8"} | scale
         types = w | data | {"blocks": "i32", "rows": "i32", "across": "i32"}
         stored = {"SWIZZLED": name == "fp32", "HIGH": name == "fp32" and element == "E2M1"}
         constants = {"BF16": bf16, "ELEMENT": element, "NATIVE": native} | stored
-        yield Variant("mx", "_search_kernel", types, constants | {"TILE": 128})
+        yield Variant("mx_kernels", "_search_kernel", types, constants | {"TILE": 128})
         for rule in ("amax", "floor", "ceil", "even") if name == "bf16" else ("amax",):
             chosen = constants | {"RULE": rule, "TILE": 32}
-            yield Variant("mx", "_quantize_kernel", types, chosen, 2)
+            yield Variant("mx_kernels", "_quantize_kernel", types, chosen, 2)
 
 
 def _nvfp4(w: dict, out: dict, name: str, bf16: bool) -> Iterator[Variant]:
@@ -109,9 +109,9 @@ def _nvfp4(w: dict, out: dict, name: str, bf16: bool) -> Iterator[Variant]:
         constants = {"BF16": bf16, "WEIGHTED": weighted, "RADIUS": radius, "COUNT": tries}
         for other in (False, True) if radius in (0, 6) else (False,):
             stored = {"SWIZZLED": other, "HIGH": other, "TILE": 128}
-            yield Variant("nvfp4", "_quantize_kernel", w | nv | count, constants | stored)
+            yield Variant("nvfp4_kernels", "_quantize_kernel", w | nv | count, constants | stored)
     types = nv | {"packed_ptr": "*i32"} | out | {"halves": "i32", "programs": "i32"}
-    yield Variant("nvfp4", "_dequantize_kernel", types, {"TILE": 256}, 2)
+    yield Variant("nvfp4_kernels", "_dequantize_kernel", types, {"TILE": 256}, 2)
 
 
 def _error(w: dict, name: str, bf16: bool) -> Iterator[Variant]:
