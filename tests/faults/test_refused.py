@@ -125,8 +125,7 @@ def test_f20_where_no_output_can_be(models, tmp_path):
             before = checkpoints.everything_below(place)
             words = [command.name, command.reads(models), "-o", where, "--device", "cpu"]
             words += ["--force"] if forced else []
-            prepare = without_privileges if "permission" in make.__name__ else None
-            done = run(place, words, prepare=prepare)
+            done = run(place, words, prepare=without_privileges)
             assert done.code == 5, (said, done.code, done.err)
             assert done.err.startswith("error: ") and "Traceback" not in done.err, (said, done.err)
             assert "hint: " in done.err, (said, done.err)
