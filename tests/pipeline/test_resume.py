@@ -4,6 +4,7 @@ of an undisturbed run.
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from lowbitcli.api import Request, quantize
 from lowbitcli.checkpoint.journal import Journal
 from lowbitcli.errors import OutputError, StoppedError
 from lowbitcli.pipeline import memory, proof, write
+from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.memory import Budget
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
@@ -206,6 +208,53 @@ def test_handlers_are_given_back(tmp_path, source):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     quantize(source, tmp_path / "out", device="cpu")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+class Paper:
+    """A staged output that only says what it was told."""
+
+    def __init__(self):
+        self.journal, self.told = self, []
+
+    def sync(self, name):
+        self.told.append(name)
+
+    def append(self, lines):
+        self.told += [line["name"] for line in lines]
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(1 << 40, 0.02), (1, 60.0)])
+def test_a_job_is_journalled_though_no_other_follows(monkeypatch, size, seconds):
+    """After so many bytes or seconds, in a thread of its own, and once its files are synced."""
+    monkeypatch.setattr(proof, "SYNC_BYTES", size)
+    monkeypatch.setattr(proof, "SYNC_SECONDS", seconds)
+    paper = Paper()
+    scribe = proof.Scribe(paper, Clock())
+    scribe.add(proof.Done("a"), 10, {"two", "one"})
+    until = time.monotonic() + 10
+    while len(paper.told) < 3 and time.monotonic() < until:
+        time.sleep(0.005)
+    assert paper.told == ["one", "two", "a"]
+    scribe.flush()
+    assert paper.told == ["one", "two", "a"]
+
+
+def test_what_cannot_be_journalled_is_said_at_the_next_job(monkeypatch):
+    monkeypatch.setattr(proof, "SYNC_BYTES", 1)
+    paper = Paper()
+
+    def fail(name):
+        raise OutputError(f"{name}: full")
+
+    monkeypatch.setattr(paper, "sync", fail)
+    scribe = proof.Scribe(paper, Clock())
+    scribe.add(proof.Done("a"), 10, {"one"})
+    with pytest.raises(OutputError, match="one: full"):
+        for _ in range(1000):
+            time.sleep(0.005)
+            scribe.add(proof.Done("b"), 10, {"one"})
+    with pytest.raises(OutputError, match="one: full"):
+        scribe.flush()
 
 
 def test_a_journal_is_what_was_appended(tmp_path):
