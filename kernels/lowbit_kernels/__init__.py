@@ -10,7 +10,7 @@ CPU and GPU.
 | `fp8` | FP8 per tensor, per channel |
 | `fp8_block` | FP8 per 128x128 or 1x128 block |
 | `mx` | MXFP8, MXFP4 |
-| `integer` | INT8 per channel |
+| `integer` | INT8 per channel, INT4 in groups |
 | `nvfp4` | NVFP4 |
 | `nvfp4_search` | the search for NVFP4 scales of least error |
 | `nvfp4_te` | NVFP4 in TransformerEngine's order: four over six, 16x16 tiles |

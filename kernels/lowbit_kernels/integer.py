@@ -100,7 +100,8 @@ def _quantize_groups_kernel(
     x = widen(x, BF16)
     if COMPILED:
         # One correction by the exact remainder replaces the division, see rounding.divide.
-        if (tl.min(scale, axis=0) > 2.0**-80) & (tl.max(scale, axis=0) < 2.0**100):
+        low, high = tl.min(scale, axis=0), tl.max(scale, axis=0)
+        if (low > 2.0**-80) & (high < 2.0**100):  # pyright: ignore[reportOperatorIssue]
             r = tl.math.div_rn(tl.full(s.shape, 1.0, tl.float32), s)
             q = x * r
             q = tl.fma(tl.fma(-q, s, x), r, q)
