@@ -63,8 +63,12 @@ def stacked(axes, rows, one, other=None):
         up, down = up.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
     found = {UP: up, DOWN: down}
     if other is not None:
-        pairs = [[other[f"{P}{e}.{n}_proj.bias"] for n in ("gate", "up")] for e in range(E)]
-        found[UP + "_bias"] = torch.stack([woven(*pair, rows) for pair in pairs])
+        found[UP + "_bias"] = torch.stack(
+            [
+                woven(other[f"{P}{e}.gate_proj.bias"], other[f"{P}{e}.up_proj.bias"], rows)
+                for e in range(E)
+            ]
+        )
         found[DOWN + "_bias"] = torch.stack([other[f"{P}{e}.down_proj.bias"] for e in range(E)])
     return found
 
