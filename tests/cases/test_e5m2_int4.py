@@ -85,7 +85,7 @@ def test_verify_finds_a_code_of_int4_that_is_not_used_and_a_neighbour(tmp_path, 
     done = made(source, tmp_path / "out", "int4_g128")
     poke(done.output, DOWN, 300, lambda byte: byte & 0xF0 | 8)
     found = told(api.verify(done.output, against=source, device="cpu"))
-    assert ("fail", "code", DOWN) in found and ("fail", "bound", DOWN) in found
+    assert ("warn", "code", DOWN) in found and ("fail", "bound", DOWN) in found
     done = made(source, tmp_path / "again", "int4_g128")
     poke(done.output, DOWN, 300, lambda byte: byte ^ 1)
     assert ("fail", "bound", DOWN) in told(api.verify(done.output, against=source, device="cpu"))
