@@ -111,7 +111,8 @@ def quantize(
 
     if not dry_run and num_shards is None:
         early.begin(source, device if devices is None and cluster is None else "cpu")
-    from lowbitcli.plan.prepare import Request
+    with early.importing():
+        from lowbitcli.plan.prepare import Request
 
     scheme, recipe = one_of(context, scheme=scheme, recipe=recipe)
     request = Request(
