@@ -16,7 +16,7 @@ DOWN, Q, K = (f"{LAYER}{name}.weight" for name in NAMES)
 def mxfp4(root, scales, seed=0):
     """Write gpt-oss's scheme in compressed-tensors' names: any codes, with these E8M0 bytes."""
     generator = torch.Generator().manual_seed(seed)
-    tensors, said = {}, {}
+    tensors = {}
     for name, scale in scales.items():
         rows, blocks = scale.shape
         packed = torch.randint(0, 256, (rows, blocks * 16), generator=generator).to(torch.uint8)
@@ -24,8 +24,11 @@ def mxfp4(root, scales, seed=0):
         stem = name.removesuffix(".weight")
         tensors |= {f"{stem}.weight_packed": packed, f"{stem}.weight_scale": scale}
     weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
-    said = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}
-    said["config_groups"] = {"g": {"targets": ["Linear"], "weights": weights}}
+    said = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": {"g": {"targets": ["Linear"], "weights": weights}},
+    }
     config = {**checkpoints.CONFIG, "quantization_config": said}
     return single(root, {**tensors, "model.norm.weight": weight(1, 64)[0]}, config)
 
