@@ -11,7 +11,7 @@ to read the file:
 | scheme | nvfp4, mxfp8, fp8_tensor, fp8_channel, ... |
 | shape, dtype | those of the weight before it was quantized |
 | tensors | part -> tensor of this file: data, scale, global_scale |
-| element, scale_format | E2M1, E4M3, E5M2, E8M0, INT8, INT4, F32: how codes and scales are decoded |
+| element, scale_format | how they are decoded: E2M1, E4M3, E5M2, E8M0, INT8, INT4, F32 |
 | block | rows and columns that share a scale, null for all of that axis |
 | stacked | of experts in one tensor: `in_out` where the tensor was `[E, in, out]`, else `out_in` |
 
