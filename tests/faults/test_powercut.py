@@ -5,7 +5,10 @@ Recorded once, cut in this process; the same command is then run on what is left
 
 import pickle
 import random
+import shutil
 from dataclasses import dataclass
+
+import pytest
 
 from lowbitcli.checkpoint import atomic
 from tests.faults.commands import COMMANDS, Command, content, names_in
@@ -14,7 +17,7 @@ from tests.faults.shim import LONG, kill, run
 from tests.faults.spread import spread
 
 CUTS = 2000 if LONG else 200
-RERUNS = 1 if LONG else 4  # every how many of them is gone on with
+RERUNS = 1 if LONG else 5  # every how many of them is gone on with
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ SCENES = (
 )
 
 
-def record(scene, models, place, log, calls):
-    """Run a scene in `place` and write what it did to the file `log`."""
+def record(scene, models, place, calls):
+    """Run a scene in `place` and return what it did."""
+    saved = place.with_name("log")
     words, _ = scene.words(models, place)
     if scene.what == "forced":
         old, _ = scene.words(models, place)
@@ -59,33 +63,34 @@ def record(scene, models, place, log, calls):
             atomic._renameat2 = lambda *_: False
         recorder = Recorder(place)
         recorder.install()
-        return lambda: recorder.save(log)
+        return lambda: recorder.save(saved)
 
     done = run(place, words, prepare=prepare)
     assert done.code == 0, done.err
-    return pickle.loads(log.read_bytes())
+    return pickle.loads(saved.read_bytes())
 
 
-def test_the_model_of_a_whole_disk_is_the_disk(models, tmp_path, expected):
-    for scene in SCENES:
-        place = tmp_path / str(scene)
-        place.mkdir()
-        log = record(scene, models, place, tmp_path / "log", expected(scene.command).calls)
-        again = tmp_path / f"{scene} again"
+@pytest.fixture(scope="module")
+def logs(models, tmp_path_factory, expected):
+    """Return what the run of each scene does; nothing lost, it is what the run left."""
+    for command in COMMANDS:
+        expected(command)
+
+    def case(scene, place):
+        log = record(scene, models, place, expected(scene.command).calls)
+        again = place.with_name("again")
         again.mkdir()
         kept = [step for step in log.steps if step.kind != "sync"]
         materialise(kept, log.folders, again)
         assert content(again) == content(place)
+        shutil.rmtree(again)
+        return log
+
+    folder = tmp_path_factory.mktemp("logs")
+    return dict(zip(SCENES, spread(case, SCENES, folder), strict=True))
 
 
-def test_f7_the_power_goes(models, tmp_path, expected):
-    logs = {}
-    for scene in SCENES:
-        place = tmp_path / str(scene)
-        place.mkdir()
-        calls = expected(scene.command).calls
-        logs[scene] = record(scene, models, place, tmp_path / "log", calls)
-
+def test_f7_the_power_goes(models, logs, tmp_path, expected):
     def case(number, place):
         scene = SCENES[number % len(SCENES)]
         log = logs[scene]
