@@ -109,6 +109,7 @@ def quantize(
     """
     from lowbitcli.pipeline import early
 
+    device, devices = program.device_or_devices(context, device, devices)
     if not dry_run and num_shards is None:
         early.begin(source, device if devices is None and cluster is None else "cpu")
     with early.importing():
@@ -153,6 +154,7 @@ def quantize(
 
 @command(app, "dequantize")
 def dequantize(
+    context: typer.Context,
     source: opt.Source,
     output: opt.Output = None,
     dtype: opt.DtypeName = opt.Dtype.bf16,
@@ -184,6 +186,7 @@ def dequantize(
     """
     from lowbitcli.pipeline import early
 
+    device, devices = program.device_or_devices(context, device, devices)
     if num_shards is None:
         early.begin(source, device if devices is None and cluster is None else "cpu")
     memory, gpu_memory = byte_count(max_memory), byte_count(max_gpu_memory, GPU_MEMORY)

@@ -75,6 +75,14 @@ def one_of(context: typer.Context, **options: str | None) -> list[str | None]:
     return [None if name in yields else value for name, value in options.items()]
 
 
+def device_or_devices(
+    context: typer.Context, device: str, devices: str | None
+) -> tuple[str, str | None]:
+    """Return `--device` and `--devices`, of which one from a variable yields to the other."""
+    one, many = one_of(context, device=None if device == "auto" else device, devices=devices)
+    return one or "auto", many
+
+
 def decibels(text: str | None) -> float | None:
     """Return the number in `20`, `20dB` or `20 dB`; raise UsageError for anything else."""
     if text is None:

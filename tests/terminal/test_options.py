@@ -170,3 +170,10 @@ def test_shares_are_told_of_and_finished(lowbit, monkeypatch):
     assert lowbit("verify", "out", "--against", "model")[0] == 0
     assert lowbit(*words, "--shard-index", "0")[0] == 2
     assert lowbit(*words, "--devices", "cpu", "--cluster", "local")[0] == 2
+
+
+def test_a_variable_for_a_device_yields_to_devices(lowbit, monkeypatch):
+    monkeypatch.setenv("LOWBIT_DEVICE", "cuda:99")
+    assert lowbit("quantize", "model", "-o", "out", "--devices", "cpu", "-q")[0] == 0
+    assert lowbit("dequantize", "out", "-o", "back", "--devices", "cpu", "-q")[0] == 0
+    assert lowbit("quantize", "model", "-o", "two", "--devices", "cpu", "--device", "cpu")[0] == 2
