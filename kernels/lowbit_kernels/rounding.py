@@ -266,12 +266,12 @@ def decode_fp8(code, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
         return decode_e5m2(code.to(tl.int32))
     elif NATIVE:
         return tl.inline_asm_elementwise(
-            _FOUR_VALUES,
+            _FOUR_VALUES,  # pyright: ignore[reportArgumentType]
             "=f,=f,=f,=f,r",
             [code],
             tl.float32,
             True,
-            4,  # pyright: ignore[reportArgumentType]
+            4,
         )
     else:
         return decode_e4m3(code.to(tl.int32))
