@@ -7,11 +7,13 @@ from lowbitcli.verify.nouns import (
     WARN,
     Check,
     Figures,
+    Histogram,
     Kept,
     Problem,
     Summary,
     Verification,
     WeightRow,
+    WorstBlock,
 )
 
 __all__ = [
@@ -21,11 +23,13 @@ __all__ = [
     "WARN",
     "Check",
     "Figures",
+    "Histogram",
     "Kept",
     "Problem",
     "Summary",
     "Verification",
     "WeightRow",
+    "WorstBlock",
     "unreadable",
     "verify",
 ]

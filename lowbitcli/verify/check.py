@@ -16,12 +16,14 @@ from lowbitcli.plan.components import examine
 from lowbitcli.plan.pad import widened_like
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
+from lowbitcli.schemes import BY_NAME
 from lowbitcli.verify import compare, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.nouns import (
     Check,
+    Histogram,
     Problem,
     Step,
     Summary,
@@ -29,6 +31,7 @@ from lowbitcli.verify.nouns import (
     WeightRow,
 )
 from lowbitcli.verify.rows import Rows, UnreadableError
+from lowbitcli.verify.spread import Spread, half_gap
 
 # Called with bytes done, bytes in all, and the name of what is being worked on.
 Progress = Callable[[int, int, str], None]
@@ -113,6 +116,7 @@ class _Run:
     rows: dict[str, WeightRow] = field(default_factory=dict)
     untouched: int = 0
     widenings: Counter[float | None] = field(default_factory=Counter)
+    spreads: dict[str, Spread] = field(default_factory=dict)
 
     def verify(self, fail_under_db: float | None) -> Verification:
         self.manifest, broken = structure.manifest_of(self.target)
@@ -223,7 +227,9 @@ class _Run:
             if weight.scheme is not None:
                 widening = self._widening(ours, other.dtype)
                 self.widenings[widening] += 1
-                row, problems = compare.quantized(ours, theirs, widening)
+                row, problems, spread = compare.quantized(ours, theirs, widening)
+                seen = self.spreads.get(row.scheme, Spread())
+                self.spreads[row.scheme] = seen.plus(spread)
             else:
                 fake, rounded = weight.name in self.made.rounded, self._was_rounded(weight)
                 row, problems = compare.unquantized(ours, theirs, fake=fake, rounded=rounded)
@@ -301,6 +307,10 @@ class _Run:
             summary=summary,
             manifest=said,
             environment=_environment(self.device),
+            errors={
+                name: Histogram(half_gap(BY_NAME[name].element), spread.counts)
+                for name, spread in sorted(self.spreads.items())
+            },
         )
 
 

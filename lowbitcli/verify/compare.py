@@ -3,6 +3,7 @@ numbers."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from lowbitcli.tensors import DATA
 from lowbitcli.verify.bound import Fit, fit, step_of
 from lowbitcli.verify.nouns import Figures, Problem, WeightRow
 from lowbitcli.verify.rows import Rows
+from lowbitcli.verify.spread import Spread, half_gap, spread
 
 COPY_BYTES = 16 << 20  # what is read at once of tensors that must be equal
 
@@ -46,7 +48,9 @@ def same_bytes(
     return None
 
 
-def quantized(ours: Rows, theirs: Rows, widening: float | None) -> tuple[WeightRow, list[Problem]]:
+def quantized(
+    ours: Rows, theirs: Rows, widening: float | None
+) -> tuple[WeightRow, list[Problem], Spread]:
     """Compare a quantized weight with the source's, element by element.
 
     Raises:
@@ -56,14 +60,16 @@ def quantized(ours: Rows, theirs: Rows, widening: float | None) -> tuple[WeightR
     scheme = ours.weight.scheme
     if scheme is None:
         raise ValueError("only a quantized weight has codes")
-    total, outside, clipped, underflow = Sums(), 0, 0, 0
+    total, outside, clipped, underflow, spreads = Sums(), 0, 0, 0, Spread()
     first: tuple[int, ...] | None = None
     told = ""
     for matrix, start, stop in ours.bands():
         w = theirs.values(theirs.parts(matrix, start, stop))
         parts = ours.parts(matrix, start, stop)
-        total = _add(total, w, ours.values(parts))
+        v = ours.values(parts)
+        total = _add(total, w, v)
         found = fit(scheme, w, parts, start, widening)
+        spreads = spreads.plus(spread(scheme, w, v, parts, start, _lead(ours.weight, matrix)))
         if found.first is not None and first is None:
             first = _place(ours.weight, matrix, start, found)
             told = _told(ours, w, parts, start, found.first)
@@ -71,13 +77,14 @@ def quantized(ours: Rows, theirs: Rows, widening: float | None) -> tuple[WeightR
         clipped += found.clipped
         underflow += found.underflow
     figures = _figures(total, outside, first, clipped, underflow)
+    figures = _with_spread(figures, total, spreads, half_gap(scheme.element))
     row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
     problems = _non_finite(ours.weight, total)
     if outside:
         message = f"{outside} of {total.count} elements are not in the interval of their code; "
         file = ours.weight.file
         problems.append(Problem("bound", ours.weight.name, message + told, file))
-    return row, problems
+    return row, problems, spreads
 
 
 def unquantized(
@@ -148,6 +155,26 @@ def _figures(
         first,
         clipped,
         underflow,
+        math.sqrt(total.signal),
+    )
+
+
+def _with_spread(figures: Figures, total: Sums, found: Spread, half: float) -> Figures:
+    """Return figures with those of the codes and blocks."""
+    worst = found.worst
+    if worst is not None and total.error:
+        mean = total.error / found.blocks
+        worst = replace(worst, times=worst.error * worst.error / mean)
+    return replace(
+        figures,
+        zeros=found.zeros,
+        mean_steps=found.in_steps(found.far, half),
+        bias_steps=found.in_steps(found.bias, half),
+        blocks=found.blocks,
+        underflow_blocks=found.lost,
+        scale_least=found.least if math.isfinite(found.least) else None,
+        scale_most=found.most or None,
+        worst_block=worst if worst is not None and worst.error else None,
     )
 
 

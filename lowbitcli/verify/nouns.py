@@ -74,6 +74,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class WorstBlock:
+    """The block of a weight with the largest error: where it begins ([*, row, column]), how many
+    rows and columns it has, its error (norm of v - w) alone and over the norm of its elements,
+    and its largest magnitude in the source. `times` is its squared error over the mean of the
+    weight's blocks."""
+
+    place: tuple[int, ...]
+    shape: tuple[int, int]
+    error: float
+    relative: float
+    largest: float
+    times: float = math.nan
+
+
+@dataclass(frozen=True)
 class Figures:
     """How far a weight's values lie from the source's, and how its elements lie in their intervals.
 
@@ -81,6 +96,10 @@ class Figures:
     counts elements that are not in the rounding interval of their code (None: there is no code to
     hold them against), `first_outside` is [*, row, column]. `clipped` counts elements beyond the
     largest value, `underflow` those that are not zero but whose step is.
+
+    `norm` is the source's. What follows it is None where there are no codes: elements that became
+    zero, mean of |error| and of error in steps, blocks, blocks whose step is zero though an element
+    is not, the least and the largest scale as stored, the worst block. See `spread`.
     """
 
     largest: float
@@ -91,6 +110,24 @@ class Figures:
     first_outside: tuple[int, ...] | None
     clipped: int
     underflow: int
+    norm: float = math.nan
+    zeros: int | None = None
+    mean_steps: float | None = None
+    bias_steps: float | None = None
+    blocks: int | None = None
+    underflow_blocks: int | None = None
+    scale_least: float | None = None
+    scale_most: float | None = None
+    worst_block: WorstBlock | None = None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Errors of all elements of a scheme over half the widest gap of its grid, which is
+    `half_gap` steps: `counts` are of equal bins from -1 to 1, and of what lies below and above."""
+
+    half_gap: float
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -104,6 +141,11 @@ class WeightRow:
     bytes_before: int | None
     bytes_after: int
     figures: Figures | None = None
+
+    @property
+    def bits(self) -> float:
+        """Bits that an element takes, scales counted."""
+        return 8 * self.bytes_after / max(1, math.prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -132,6 +174,7 @@ class Verification:
     """All that a verification found. `untouched` counts tensors that are the source's bytes.
 
     `environment` names versions and the device; `manifest` what the output says of its making.
+    `errors` is of the quantized weights, by scheme.
     """
 
     target: str
@@ -145,6 +188,7 @@ class Verification:
     summary: Summary = Summary()
     manifest: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, Histogram] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -177,6 +221,8 @@ class Verification:
             **asdict(self),
             "worst": [row.name for row in self.worst()],
         }
+        for row, told in zip(self.weights, document["weights"], strict=True):
+            told["bits_per_weight"] = row.bits
         document["summary"]["schemes"] = {
             name: {"tensors": number, "bytes": size}
             for name, (number, size) in sorted(self.summary.schemes.items())
