@@ -128,7 +128,7 @@ def finish(
 
 def _foreseen(result: Result, plan: Plan, options: Options, device: torch.device) -> Result:
     """Say in a result what was expected of peaks of memory."""
-    gpu = device.type == "cuda"
+    gpu = device.type == "cuda" or result.peak_gpu > 0  # of this process, or of another that worked
     result.allowed = (options.max_memory, options.max_gpu_memory)
     here = need.memory(plan, options.max_memory, gpu=gpu)
     result.forecast = (here, need.gpu_memory(plan, options.max_gpu_memory) if gpu else 0)
