@@ -5,7 +5,7 @@ Everything here takes paths and returns values; nothing prints.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from lowbitcli.plan.prepare import (
     plan_quantize,
     quantization,
 )
-from lowbitcli.verify import Verification, unreadable
+from lowbitcli.verify import Verification, asked, unreadable
 from lowbitcli.verify import verify as verify_checkpoint
 
 NON_FINITE = ("error", "keep")
@@ -190,35 +190,32 @@ def verify(
     against: PathLike | None = None,
     device: str = "auto",
     fail_under_db: float | None = None,
+    consumers: Sequence[str] = (),
     report: PathLike | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Check a checkpoint and, `against` its source, its numbers; write a report where one is named.
 
     What is wrong with the checkpoint is told in the result and not raised, even where it cannot be
-    opened. `fail_under_db` is the SQNR that every quantized weight must reach.
+    opened. `fail_under_db` is the SQNR that every quantized weight must reach, `consumers` are
+    programs that are to load it, by name.
 
     Raises:
         CheckpointError: there is no such checkpoint, or its source is wrong.
-        UsageError: a limit without a source, or a report of an unknown kind.
+        UsageError: a limit without a source, an unknown consumer, or kind of report.
         OutputError: the report cannot be written.
     """
     where = device_of(device)
     if report is not None:
         reports.check_path(Path(report))
-    found = _verified(output, against, where, fail_under_db, progress)
+    how: dict[str, Any] = {"fail_under_db": fail_under_db, "consumers": asked(consumers)}
+    found = _verified(output, against, {"device": where, "progress": progress, **how})
     if report is not None:
         reports.write(found, report)
     return found
 
 
-def _verified(
-    output: PathLike,
-    against: PathLike | None,
-    device: torch.device,
-    fail_under_db: float | None,
-    progress: Progress | None,
-) -> Verification:
+def _verified(output: PathLike, against: PathLike | None, how: Mapping[str, Any]) -> Verification:
     with contextlib.ExitStack() as stack:
         source = None
         if against is not None:
@@ -229,10 +226,8 @@ def _verified(
             if not os.path.lexists(output):
                 raise
             said = os.fspath(against) if against is not None else None
-            return unreadable(Path(output), said, error, device)
-        return verify_checkpoint(
-            target, source, device=device, fail_under_db=fail_under_db, progress=progress
-        )
+            return unreadable(Path(output), said, error, how["device"])
+        return verify_checkpoint(target, source, **how)
 
 
 @contextlib.contextmanager

@@ -271,6 +271,7 @@ def verify(
     device: opt.Device = "auto",
     report: opt.Report = None,
     fail_under: opt.FailUnder = None,
+    consumers: opt.For = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -285,6 +286,7 @@ def verify(
       lowbit verify Llama-3.1-8B-nvfp4/
       lowbit verify Llama-3.1-8B-nvfp4/ --against Llama-3.1-8B/ --report
       lowbit verify Llama-3.1-8B-fp8/ --against Llama-3.1-8B/ --fail-under 30dB
+      lowbit verify Llama-3.1-8B-nvfp4/ --for vllm --for sglang
     """
     from lowbitcli import api, console, tables
     from lowbitcli.progress import show_progress
@@ -296,6 +298,7 @@ def verify(
             against=against,
             device=device,
             fail_under_db=decibels(fail_under),
+            consumers=consumers or (),
             report=where,
             progress=progress,
         )

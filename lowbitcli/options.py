@@ -222,4 +222,13 @@ FailUnder = Annotated[
         metavar="DB",
     ),
 ]
+For = Annotated[
+    list[str] | None,
+    _option(
+        "--for",
+        "FOR",
+        "who is to load it: vllm, sglang, tensorrt-llm, transformers, comfyui; several with commas",
+        metavar="NAME",
+    ),
+]
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="its name, or a YAML file")]

@@ -2,6 +2,7 @@
 
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER
 from lowbitcli.verify.check import unreadable, verify
+from lowbitcli.verify.consumers import CONSUMERS, asked
 from lowbitcli.verify.nouns import (
     FAIL,
     WARN,
@@ -18,6 +19,7 @@ from lowbitcli.verify.nouns import (
 
 __all__ = [
     "BF16_WRITER",
+    "CONSUMERS",
     "FAIL",
     "FP32_WRITER",
     "WARN",
@@ -30,6 +32,7 @@ __all__ = [
     "Verification",
     "WeightRow",
     "WorstBlock",
+    "asked",
     "unreadable",
     "verify",
 ]

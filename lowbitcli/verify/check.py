@@ -1,7 +1,7 @@
 """Verify a checkpoint: structure first, then headers, then numbers, the cheap before the dear."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from lowbitcli.verify import compare, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
 from lowbitcli.verify.kept import kept
+from lowbitcli.verify.lint import linted
 from lowbitcli.verify.nouns import (
     Check,
     Histogram,
@@ -48,6 +49,7 @@ def verify(
     device: torch.device,
     fail_under_db: float | None = None,
     widening: float | None = None,
+    consumers: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verification:
     """Check `target` by itself and, where there is one, against the `source` that it was made from.
@@ -57,7 +59,7 @@ def verify(
     outputs of a writer that computes in bf16. By default a code must be the very one that lowbit
     writes where the manifest says that it computed it, and elsewhere one that fp32 can lead to, or
     bf16 where the scales show that it was used. The check's note says which. One weight is looked
-    at at a time, in bands of rows.
+    at at a time, in bands of rows. `consumers` are programs whose demands it is held against.
 
     Raises:
         CheckpointError: the source cannot be read, or is wrong in itself.
@@ -77,7 +79,7 @@ def verify(
     if theirs is not None:
         theirs = widened_like(aligned(theirs, ours.weights), ours)
         ours = widened_like(ours, theirs)
-    run = _Run(target, ours, source, theirs, device, widening, progress)
+    run = _Run(target, ours, source, theirs, device, widening, consumers, progress)
     return run.verify(fail_under_db)
 
 
@@ -107,6 +109,7 @@ class _Run:
     theirs: Source | None
     device: torch.device
     widening: float | None
+    consumers: Sequence[str]
     progress: Progress | None
     done: int = 0
     total: int = 0
@@ -131,6 +134,7 @@ class _Run:
             structure.manifest(self.target, self.manifest),
             structure.coverage(self.ours, self.theirs, self.restored),
         ]
+        self.steps += linted(self.target, self.ours, self.consumers)
         self.steps += [
             scales.shared(self.target, self.ours),
             scales.scales(self.target, self.ours, self.device, self._tell),

@@ -33,6 +33,7 @@ class Problem:
     | extra, shape, dtype, changed | the output against the source, for tensors left as they were |
     | nonfinite | the source holds NaN or Inf |
     | bound | an element is not in the rounding interval of its code |
+    | consumer | a program that is to load it would not, or would make other numbers of it |
     | quality | the error is larger than was allowed |
     | nothing | there was nothing to check |
     """
