@@ -122,6 +122,8 @@ def no_such_module(seen: Seen, consumer: str) -> Iterator[Found]:
             continue
         if is_stack(f"{entry}.gate_up_proj", 3) or ".experts" in entry:
             continue  # what consumers call the experts of a stack
+        if seen.kind_of(entry) in ("embeddings", "heads"):
+            continue  # in a part of the model that is not here, or tied
         near = difflib.get_close_matches(entry, sorted(seen.plain), 1)
         told = f"the ignored module {entry!r} is not there"
         yield Found("", told + (f"; is {near[0]!r} meant?" if near else ""), WARN)
