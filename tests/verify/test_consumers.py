@@ -1,7 +1,6 @@
 """What a consumer would not load, or would make other numbers of, planted in outputs that it loads:
 each is found by its own message, and nothing is found in what is right."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,46 +9,16 @@ import torch
 from lowbitcli import api
 from lowbitcli.errors import UsageError
 from lowbitcli.verify import CONSUMERS, FAIL
-from lowbitcli.verify.reading import OK, READS, VERSIONS
+from lowbitcli.verify.reading import OK, READS
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
+from tests.verify.asked import asked, config, made, told
 from tests.verify.planted import DOWN, GATE, UP, change, model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Q, K, V = (f"{LAYER}self_attn.{name}_proj." for name in "qkv")
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 EXTRA = f"{LAYER}mlp.extra_proj"
-
-
-def config(output: Path, edit, name: str = "config.json") -> None:
-    """Edit a JSON file beside the weights; of config.json the quantization_config."""
-    said = json.loads((output / name).read_text())
-    edit(said["quantization_config"] if name == "config.json" else said["quantization"])
-    (output / name).write_text(json.dumps(said))
-
-
-def asked(output: Path, consumer: str):
-    """Return the problems that a lint for one consumer alone finds."""
-    found = api.verify(output, device="cpu", consumers=[consumer])
-    return [one for one in found.problems if one.kind == "consumer"]
-
-
-def told(output: Path, consumer: str, words: str, severity: str = FAIL):
-    """Return the one finding with these words, which names the consumer and its version."""
-    problems = asked(output, consumer)
-    found = [one for one in problems if words in one.message]
-    assert len(found) == 1, [one.message for one in problems]
-    assert found[0].message.startswith(VERSIONS[consumer] + ": ")
-    assert found[0].severity == severity
-    return found[0]
-
-
-def made(folder: Path, scheme: str, container: str, tensors, **options) -> Path:
-    source = single(folder / "source", tensors, **options)
-    request = api.Request(scheme=scheme, container=container)
-    api.quantize(source, folder / "out", request, device="cpu")
-    (folder / "out" / "lowbit.json").unlink()
-    return folder / "out"
 
 
 WRITTEN = [
@@ -91,84 +60,6 @@ def test_several_consumers_and_unknown_ones(planted):
     assert sum("loads it as it is meant" in one.what for one in found.checks) == 2
     with pytest.raises(UsageError, match="no consumer 'vlm'"):
         planted.verify(output, consumers=["vlm"])
-
-
-def test_global_scales_that_differ_and_what_becomes_of_the_numbers(planted):
-    output = planted.copy("nvfp4", "compressed-tensors")
-    change(output, lambda tensors: tensors[GATE + "weight_global_scale"].mul_(4))
-    for consumer in ("vllm", "sglang"):
-        found = told(output, consumer, "global scales differ in a group")
-        assert f"{GATE[:-1]} x 1," in found.message and f"{UP[:-1]} x 0.25" in found.message
-        assert (found.tensor, found.file) == (GATE + "weight_global_scale", "model.safetensors")
-    assert asked(output, "transformers") == []
-
-
-def test_multipliers_that_differ_make_weights_too_large(tmp_path):
-    output = made(tmp_path, "nvfp4", "modelopt", model())
-    change(output, lambda tensors: tensors[K + "weight_scale_2"].mul_(2))
-    found = told(output, "vllm", "global scales differ in a group")
-    assert f"{K[:-1]} x 1," in found.message and f"{Q[:-1]} x 2," in found.message
-    assert "AssertionError" in told(output, "tensorrt-llm", "global scales differ").message
-
-
-def test_tensor_scales_that_differ_are_requantized(planted):
-    output = planted.copy("fp8_tensor", "compressed-tensors")
-    change(output, lambda tensors: tensors[UP + "weight_scale"].mul_(8))
-    found = told(output, "vllm", "it requantizes all to", "warn")
-    assert f"{GATE[:-1]} to 0.125 of its range" in found.message
-
-
-def test_scales_in_the_shape_of_another_container(planted, tmp_path):
-    output = planted.copy("fp8_channel", "compressed-tensors")
-    name = DOWN + "weight_scale"
-    change(output, lambda tensors: tensors.update({name: tensors[name].reshape(-1)}))
-    for consumer in ("vllm", "sglang"):
-        assert told(output, consumer, "[64, 1] is asserted").tensor == name
-    output = made(tmp_path, "fp8_channel", "modelopt", model())
-    change(output, lambda tensors: tensors.update({name: tensors[name].reshape(-1, 1)}))
-    assert told(output, "vllm", "[64] is asserted").tensor == name
-
-
-def test_block_scales_of_two_dimensions_in_modelopt(tmp_path):
-    output = made(tmp_path, "fp8_block128", "modelopt", {DOWN + "weight": weight(256, 128)})
-    name = DOWN + "weight_scale"
-    change(output, lambda tensors: tensors.update({name: tensors[name].reshape(2, 1)}))
-    assert told(output, "vllm", "four dimensions are asserted").tensor == name
-
-
-def test_a_scale_that_is_missing_and_one_that_is_alone(planted):
-    output = planted.copy("nvfp4", "compressed-tensors")
-    change(output, lambda tensors: tensors.pop(DOWN + "weight_scale"))
-    assert "memory that nothing was written to" in told(output, "vllm", "is not there").message
-    told(output, "transformers", "initialised anew")
-    output = planted.copy("nvfp4", "compressed-tensors")
-    lost = f"{LAYER}mlp.lost_proj.weight_scale"
-    change(output, lambda tensors: tensors.update({lost: tensors[DOWN + "weight_scale"]}))
-    assert told(output, "vllm", "no module or parameter").tensor == lost
-
-
-@pytest.mark.parametrize("consumer", ["vllm", "transformers", "tensorrt-llm"])
-def test_exponents_that_are_said_to_be_e8m0(planted, consumer):
-    output = planted.copy("mxfp4", "compressed-tensors")
-
-    def relabel(tensors):
-        for name in tensors:
-            if name.endswith("weight_scale"):
-                tensors[name] = tensors[name].view(torch.float8_e8m0fnu)
-
-    change(output, relabel)
-    assert told(output, consumer, "7 scales are stored as F8_E8M0").tensor.endswith("_scale")
-
-
-def test_exponents_that_are_said_to_be_e8m0_in_a_file_for_comfyui(tmp_path):
-    golden, output = GOLDEN / "comfyui" / "mxfp8.safetensors", tmp_path / "a.safetensors"
-    assert asked(golden, "comfyui") == []
-    tensors = checkpoints.read(golden)
-    for name in tensors:
-        if name.endswith(".weight_scale"):
-            tensors[name] = tensors[name].view(torch.float8_e8m0fnu)
-    checkpoints.write(output, tensors, checkpoints.metadata_of(golden))
-    told(output, "comfyui", "KeyError: 'F8_E8M0'")
 
 
 def edited(planted, scheme, edit, container="compressed-tensors"):
@@ -318,18 +209,6 @@ def test_a_head_and_an_embedding_that_are_quantized(tmp_path, kind, name):
         api.quantize(source, output, request, device="cpu")
         words = "an embedding is quantized" if kind == "embeddings" else "the head is quantized"
         assert told(output, "vllm", words).tensor == name
-
-
-def test_blocks_that_are_not_whole(tmp_path):
-    tensors = {
-        Q + "weight": weight(192, 128),
-        K + "weight": weight(192, 128),
-        V + "weight": weight(192, 128),
-    }
-    output = made(tmp_path, "fp8_block128", "deepseek", tensors)
-    assert "merged columns" in told(output, "vllm", "192 rows are no multiple of 128").message
-    wrong = [one.message for one in asked(output, "transformers")]
-    assert len(wrong) == 3 and all("blocks for 96 x 128: read wrong, silently" in x for x in wrong)
 
 
 def test_experts_that_transformers_reads_wrong_and_says_nothing():
