@@ -31,6 +31,7 @@ from lowbitcli.verify.nouns import (
     Verification,
     WeightRow,
 )
+from lowbitcli.verify.plausible import plausible
 from lowbitcli.verify.rows import Rows, UnreadableError
 from lowbitcli.verify.spread import Spread, half_gap
 
@@ -138,6 +139,7 @@ class _Run:
         self.steps += [
             scales.shared(self.target, self.ours),
             scales.scales(self.target, self.ours, self.device, self._tell),
+            plausible(self.target, self.ours, self.device, self._tell),
             scales.nan_codes(self.target, self.ours, self.device, self._tell),
             structure.hashes(self.target, self.manifest, self._tell),
         ]
@@ -298,6 +300,8 @@ class _Run:
                 "version": self.manifest.version,
                 "plan": self.manifest.plan_digest,
                 "recipe": dict(self.manifest.recipe),
+                "source": self.manifest.source,
+                "files": {name: proof.digest for name, proof in self.manifest.files.items()},
             }
         return Verification(
             target=str(self.target.path),

@@ -16,6 +16,7 @@ from lowbitcli.pipeline.arithmetic import torch_dtype
 from lowbitcli.pipeline.read import pick
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.tensors import DATA
+from lowbitcli.verify import diagnose
 from lowbitcli.verify.bound import Fit, fit, step_of
 from lowbitcli.verify.nouns import Figures, Problem, WeightRow
 from lowbitcli.verify.rows import Rows
@@ -84,6 +85,10 @@ def quantized(
         message = f"{outside} of {total.count} elements are not in the interval of their code; "
         file = ours.weight.file
         problems.append(Problem("bound", ours.weight.name, message + told, file))
+        why = diagnose.reason(ours, theirs) if diagnose.is_asked(outside, total.count) else ""
+        if why:
+            message = f"against the source: {why}"
+            problems.append(Problem("layout", ours.weight.name, message, file))
     return row, problems, spreads
 
 

@@ -28,6 +28,7 @@ class Problem:
     | duplicate | a weight is stored twice, quantized and as it is |
     | index, manifest | the index or the manifest against what is stored |
     | scale | a stored scale is zero, negative, NaN or Inf |
+    | layout | codes or scales lie in another order than is declared, or padding is not zero |
     | shared | weights that are served as one matrix have different scales |
     | code | codes that stand for no number |
     | extra, shape, dtype, changed | the output against the source, for tensors left as they were |

@@ -53,6 +53,11 @@ class Rows:
         self._tested = tested
         self._held: tuple[int, Tensor] | None = None
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What the weight is read from."""
+        return self._checkpoint
+
     def bands(self) -> Iterator[tuple[int, int, int]]:
         """Yield (matrix, first row, row after the last) over all matrices of the stack."""
         rows, cols = self.weight.shape[-2:]
