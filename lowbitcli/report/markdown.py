@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from lowbitcli.report import words
+from lowbitcli.report import layers, words
 from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import Verification
 
@@ -12,35 +12,58 @@ _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>()#+!|~&"})
 
 def markdown(found: Verification) -> str:
     """Return the whole report as Markdown."""
-    blocks = [
+    tiles = [(tile.label, tile.value, ", ".join(tile.notes)) for tile in words.tiles(found)]
+    text = [
         f"# lowbit verify: {words.verdict(found)}",
-        _table(("", ""), words.facts(found)),
+        table(("", "", ""), [("Checked", words.title(found.target), words.scope(found)), *tiles]),
         "## Problems",
         _problems(found),
-        "## Checks",
-        _table(("check", "number", "result"), words.checks(found)),
     ]
-    if rows := words.schemes(found):
-        blocks += ["## Sizes", _table(("scheme", "tensors", "size"), rows)]
+    maps = layers.maps(found)
+    for one in maps.maps if maps is not None else ():
+        text += _map(one)
     if rows := words.worst(found):
-        blocks += ["## Largest errors", _table(words.WORST_HEAD, rows)]
+        text += ["## Largest errors", table(("tensor", "scheme", "SQNR", "relative", "why"), rows)]
+    if rows := words.blocks(found):
+        head = ("tensor", "where", "of the mean", "relative", "largest")
+        text += ["### Blocks that stand out", table(head, rows)]
+    if rows := words.schemes(found):
+        text += ["## Sizes", table(("scheme", "tensors", "size"), rows)]
     if reasons := words.kept(found):
-        rows = [(reason, str(len(names))) for reason, names in reasons]
-        blocks += ["## Not quantized", _table(("because", "tensors"), rows)]
-    return "\n\n".join(blocks) + "\n"
+        rows = [(reason, f"{len(names):,}") for reason, names in reasons]
+        text += ["## Not quantized", table(("because", "tensors"), rows)]
+    text += ["## Checks", table(("check", "number", "result"), words.checks(found))]
+    text += ["## Evidence", table(("", ""), words.facts(found))]
+    return "\n\n".join(text) + "\n"
+
+
+def _map(one: layers.Map) -> list[str]:
+    """Return the map of a stack: SQNR in dB by layer and kind."""
+    if not one.rows:
+        return []
+    rows = [
+        (label, *("" if cell is None else cell.text for cell in cells), total)
+        for label, cells, total in one.rows
+    ]
+    head = (one.stack or "outside of layers", *one.kinds, "all")
+    text = ["## SQNR in dB", table(head, [*rows, ("all", *one.totals, "")])]
+    if one.left_out or one.kinds_left_out:
+        text.append(f"{one.left_out} better layers and {one.kinds_left_out} kinds are not shown.")
+    return text
 
 
 def _problems(found: Verification) -> str:
     if not found.problems:
         return "None."
     rows = [(p.severity, p.kind, p.tensor, p.message, p.file) for p in found.problems[:SHOWN]]
-    table = _table(("", "kind", "tensor", "problem", "file"), rows)
+    shown = table(("", "kind", "tensor", "problem", "file"), rows)
     more = len(found.problems) - SHOWN
-    return f"{table}\n\nand {more} more" if more > 0 else table
+    return f"{shown}\n\nand {more} more" if more > 0 else shown
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([_cell(cell) for cell in row] for row in rows)]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose cells are text, whatever they hold."""
+    lines = [map(_cell, head), ["---"] * len(head), *(map(_cell, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

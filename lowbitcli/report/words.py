@@ -1,16 +1,100 @@
 """A verification in words and numbers for people, the same for every kind of report."""
 
 import math
+from pathlib import PurePath
+from typing import NamedTuple
 
+from lowbitcli.report import loss
 from lowbitcli.verify.nouns import Kept, Verification, WeightRow
 
-WORST_HEAD = ("tensor", "scheme", "relative", "SQNR", "largest", "clipped", "lost", "outside")
+EVERY_HEAD = (
+    *("tensor", "scheme", "shape", "bits", "SQNR", "relative", "cosine", "largest error"),
+    *("mean, steps", "bias, steps", "zeros made", "clipped", "underflow", "outside"),
+    *("least scale", "largest scale"),
+)
+FILES = 40  # whose digests are listed
+
+
+class Tile(NamedTuple):
+    """One of the few numbers that come first; of the notes, `name` is one from the checkpoint."""
+
+    label: str
+    value: str
+    notes: tuple[str, ...]
+    name: str = ""
+
+
+class Worst(NamedTuple):
+    """A weight among those with the largest errors."""
+
+    name: str
+    scheme: str
+    sqnr: str
+    relative: str
+    why: str
+
+
+class Outlier(NamedTuple):
+    """A block that stands out."""
+
+    name: str
+    where: str
+    times: str
+    relative: str
+    largest: str
 
 
 def verdict(found: Verification) -> str:
     """Return the result in a few words."""
     text = "passed" if found.passed else f"{_count(len(found.failures), 'problem')} found"
     return f"{text}, {_count(len(found.warnings), 'warning')}" if found.warnings else text
+
+
+def title(target: str) -> str:
+    """Return a checkpoint's name without the folders that it is in."""
+    return PurePath(target).name or target
+
+
+def tone(found: Verification) -> str:
+    """Return good, warn or bad."""
+    return "bad" if not found.passed else "warn" if found.warnings else "good"
+
+
+def scope(found: Verification) -> str:
+    """Return how much was checked."""
+    done = [check for check in found.checks if check.ok is not None]
+    left = len(found.checks) - len(done)
+    against = "against its source" if found.source is not None else "by itself, without a source"
+    text = f"{_count(len(done), 'check')} {against}"
+    return f"{text}, {left:,} not done" if left else text
+
+
+def tiles(found: Verification) -> list[Tile]:
+    """Return what comes first: size, bits, loss, and where most was lost."""
+    summary, rows = found.summary, loss.measured(found)
+    before = summary.bytes_before
+    note = "the source was not looked at" if before is None else f"from {short(before)}"
+    if before:
+        note += f": {percent(summary.bytes_after / before)} of it"
+    tiles = [Tile("Size", short(summary.bytes_after), (note,))]
+    if summary.bits_per_weight is not None:
+        stored = [(n, name) for name, (n, _) in summary.schemes.items() if name != "kept"]
+        told = ", ".join(f"{n:,} {name}" for n, name in sorted(stored, reverse=True))
+        told += f" of {summary.tensors:,} tensors"
+        tiles.append(Tile("Bits per quantized weight", f"{summary.bits_per_weight:.2f}", (told,)))
+    total = loss.total(figures for _, figures in rows)
+    if total is not None:
+        note = f"relative error {percent(total.relative)}, {_count(total.number, 'weight')}"
+        tiles.append(Tile("SQNR over all weights", decibels(total.sqnr_db), (note,)))
+    elif not rows:
+        why = "no source was named" if found.source is None else "no weight was compared"
+        tiles.append(Tile("Loss", "not measured", (why,)))
+    worst = loss.least(rows)
+    if worst is not None:
+        row, figures = worst
+        why = loss.Reasons(found).of(row, figures)
+        tiles.append(Tile("Lowest SQNR", decibels(figures.sqnr_db), (row.name, why), row.name))
+    return tiles
 
 
 def facts(found: Verification) -> list[tuple[str, str]]:
@@ -31,6 +115,16 @@ def facts(found: Verification) -> list[tuple[str, str]]:
         rows.append(("byte for byte the source's", f"{found.untouched:,}"))
     if found.manifest is not None:
         rows.append(("written by", f"lowbit {found.manifest.get('version', '')}"))
+        rows += [
+            (name, str(found.manifest[key]))
+            for name, key in (("digest of the plan", "plan"), ("digest of the source", "source"))
+            if found.manifest.get(key)
+        ]
+        files = found.manifest.get("files")
+        listed = files.items() if isinstance(files, dict) else ()
+        rows += [(f"digest of {file}", str(digest)) for file, digest in list(listed)[:FILES]]
+        if len(listed) > FILES:
+            rows.append(("digests of more files", f"{len(listed) - FILES:,}"))
         recipe = found.manifest.get("recipe")
         name = recipe.get("name", "") if isinstance(recipe, dict) else ""
         if name:
@@ -60,24 +154,60 @@ def schemes(found: Verification) -> list[tuple[str, str, str]]:
     ]
 
 
-def worst(found: Verification) -> list[tuple[str, ...]]:
-    """Return the weights with the largest errors, columns as in WORST_HEAD."""
-    return [_numbers(row) for row in found.worst()]
+def worst(found: Verification) -> list[Worst]:
+    """Return the weights with the largest errors, and why."""
+    reasons = loss.Reasons(found)
+    return [
+        Worst(
+            row.name,
+            row.scheme or row.how,
+            decibels(row.figures.sqnr_db),
+            percent(row.figures.relative),
+            reasons.of(row, row.figures),
+        )
+        for row in found.worst()
+        if row.figures is not None
+    ]
 
 
-def _numbers(row: WeightRow) -> tuple[str, ...]:
-    figures = row.figures
-    if figures is None:
-        return (row.name, row.scheme, "", "", "", "", "", "")
+def blocks(found: Verification) -> list[Outlier]:
+    """Return the blocks that stand out most from their weight."""
+    return [
+        Outlier(
+            row.name,
+            loss.place(block.place, block.shape),
+            f"{block.times:,.1f}\u00d7",
+            percent(block.relative),
+            f"{block.largest:.4g}",
+        )
+        for row, figures in loss.worst_blocks(found)
+        if (block := figures.worst_block) is not None
+    ]
+
+
+def figures(row: WeightRow) -> tuple[str, ...]:
+    """Return all figures of a weight, columns as in EVERY_HEAD; "" where one is not known."""
+    shape = "\u00d7".join(map(str, row.shape))
+    seen = row.figures
+    if seen is None:
+        return (row.name, row.scheme, shape, f"{row.bits:.2f}", *[""] * (len(EVERY_HEAD) - 4))
     return (
         row.name,
         row.scheme or row.how,
-        f"{figures.relative:.5f}",
-        decibels(figures.sqnr_db),
-        f"{figures.largest:.4g}",
-        f"{figures.clipped:,}",
-        f"{figures.underflow:,}",
-        "" if figures.outside is None else f"{figures.outside:,}",
+        shape,
+        f"{row.bits:.2f}",
+        decibels(seen.sqnr_db),
+        percent(seen.relative),
+        f"{seen.cosine:.6f}",
+        f"{seen.largest:.4g}",
+        "" if seen.mean_steps is None else f"{seen.mean_steps:.4f}",
+        "" if seen.bias_steps is None else f"{seen.bias_steps:+.1e}",
+        percent(loss.share(seen.zeros, row)),
+        f"{seen.clipped:,}",
+        f"{seen.underflow:,}",
+        "" if seen.outside is None else f"{seen.outside:,}",
+        "" if seen.scale_least is None else f"{seen.scale_least:.4g}",
+        "" if seen.scale_most is None else f"{seen.scale_most:.4g}",
     )
 
 
@@ -94,6 +224,19 @@ def decibels(value: float) -> str:
     if math.isinf(value) and value > 0:
         return "no error"
     return f"{value:.2f} dB"
+
+
+def percent(part: float | None) -> str:
+    """Return a share in per cent with three digits, "" where it is not known."""
+    if part is None:
+        return ""
+    digits = 2 if not math.isfinite(part) or part == 0 else 2 - math.floor(math.log10(100 * part))
+    return f"{100 * part:.{min(max(digits, 0), 6)}f}%"
+
+
+def short(count: int) -> str:
+    """Return a number of bytes for people, in decimal units."""
+    return size(count).partition(" (")[0]
 
 
 def size(count: int) -> str:
