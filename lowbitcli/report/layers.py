@@ -136,8 +136,8 @@ def _map(
         for kind, pairs in kinds.items():
             by_kind.setdefault(kind, []).extend(pairs)
     if stack == "":  # nothing to be set against each other: one below the other
-        layers = {number: {"SQNR": by_kind[kind]} for number, kind in enumerate(by_kind)}
-        labels = dict(enumerate(by_kind))
+        layers = {number: {"SQNR": by_kind[kind]} for number, kind in enumerate(sorted(by_kind))}
+        labels: dict[int | None, str] = dict(enumerate(sorted(by_kind)))
         by_kind = {"SQNR": [pair for pairs in by_kind.values() for pair in pairs]}
     else:
         labels = {number: str(number) for number in layers}
