@@ -175,7 +175,8 @@ class Summary:
 class Verification:
     """All that a verification found. `untouched` counts tensors that are the source's bytes.
 
-    `environment` names versions and the device; `manifest` what the output says of its making.
+    `environment` names versions and the device; `manifest` what the output says of its making;
+    `sample` which tensors were looked at, None for all.
     `errors` is of the quantized weights, by scheme.
     """
 
@@ -187,6 +188,7 @@ class Verification:
     weights: tuple[WeightRow, ...] = ()
     kept: tuple[Kept, ...] = ()
     untouched: int = 0
+    sample: Mapping[str, Any] | None = None
     summary: Summary = Summary()
     manifest: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -229,7 +231,7 @@ class Verification:
             name: {"tensors": number, "bytes": size}
             for name, (number, size) in sorted(self.summary.schemes.items())
         }
-        return _plain(document)
+        return plain(document)
 
 
 def _rank(row: WeightRow) -> float:
@@ -238,12 +240,12 @@ def _rank(row: WeightRow) -> float:
     return math.inf if math.isnan(relative) else relative
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return `value` with what JSON has no word for replaced."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
