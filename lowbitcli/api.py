@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lowbit_kernels.error import Sums
+from lowbitcli import recipe as recipes
 from lowbitcli import report as reports
 from lowbitcli.checkpoint import shares
 from lowbitcli.checkpoint.reader import Checkpoint
@@ -34,7 +35,7 @@ from lowbitcli.plan.prepare import (
     plan_quantize,
     quantization,
 )
-from lowbitcli.verify import Verification, asked, unreadable
+from lowbitcli.verify import Demands, Sample, Verification, asked, unreadable
 from lowbitcli.verify import verify as verify_checkpoint
 
 NON_FINITE = ("error", "keep")
@@ -190,15 +191,19 @@ def verify(
     against: PathLike | None = None,
     device: str = "auto",
     fail_under_db: float | None = None,
+    max_rel_error: float | None = None,
+    recipe: PathLike | None = None,
     consumers: Sequence[str] = (),
+    sample: str | None = None,
     report: PathLike | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Check a checkpoint and, `against` its source, its numbers; write a report where one is named.
 
     What is wrong with the checkpoint is told in the result and not raised, even where it cannot be
-    opened. `fail_under_db` is the SQNR that every quantized weight must reach, `consumers` are
-    programs that are to load it, by name.
+    opened. `fail_under_db` is the SQNR that every quantized weight must reach, `max_rel_error` the
+    relative error that it may have; a `recipe` has thresholds by pattern. `consumers` are programs
+    that are to load it, by name; a `sample` such as `5%` is looked at instead of all of it.
 
     Raises:
         CheckpointError: there is no such checkpoint, or its source is wrong.
@@ -208,8 +213,15 @@ def verify(
     where = device_of(device)
     if report is not None:
         reports.check_path(Path(report))
-    how: dict[str, Any] = {"fail_under_db": fail_under_db, "consumers": asked(consumers)}
-    found = _verified(output, against, {"device": where, "progress": progress, **how})
+    demands = Demands(
+        fail_under_db,
+        max_rel_error,
+        recipes.load(os.fspath(recipe)).thresholds if recipe is not None else (),
+        asked(consumers),
+        Sample.of(sample) if sample is not None else None,
+    )
+    how = {"device": where, "progress": progress, "demands": demands}
+    found = _verified(output, against, how)
     if report is not None:
         reports.write(found, report)
     return found

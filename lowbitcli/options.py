@@ -222,6 +222,24 @@ FailUnder = Annotated[
         metavar="DB",
     ),
 ]
+MaxRelError = Annotated[
+    float | None,
+    _option(
+        "--max-rel-error",
+        "MAX_REL_ERROR",
+        "the relative error that every weight may have, such as 0.1",
+        metavar="E",
+    ),
+]
+SampleSize = Annotated[
+    str | None,
+    _option(
+        "--sample",
+        "SAMPLE",
+        "look at a share of the tensors of each kind, such as 5%, or 5%:7 with a seed",
+        metavar="SHARE",
+    ),
+]
 For = Annotated[
     list[str] | None,
     _option(

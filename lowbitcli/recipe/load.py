@@ -134,6 +134,10 @@ def _validated(data: Mapping) -> Recipe:
 _WORDS = {
     "bool_type": "is true or false",
     "dict_type": "is a mapping",
+    "float_type": "is a number",
+    "greater_than": "is more than {gt}",
+    "greater_than_equal": "is {ge} or more",
+    "less_than": "is less than {lt}",
     "literal_error": "is {expected}",
     "missing": "is missing",
     "model_type": "is a mapping",

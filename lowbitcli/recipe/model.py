@@ -2,7 +2,8 @@
 
 A recipe file is a mapping with the keys of `Recipe`, and `extends`, another recipe by name or file.
 `ignore` and `exclude` mean `keep`, `quantize: [heads]` means `defaults: {heads: quantize}`,
-`layout` says how weights lie in the source (see `layout`).
+`layout` says how weights lie in the source (see `layout`), `thresholds` what they may lose (see
+`limits`).
 """
 
 import hashlib
@@ -19,21 +20,12 @@ from lowbitcli.recipe.defaults import FuseGroup, KeptKind, load_defaults
 from lowbitcli.recipe.document import Mapping, did_you_mean, place, place_of
 from lowbitcli.recipe.fuse import group, missing
 from lowbitcli.recipe.layout import Layouts, Lie, lies
-from lowbitcli.recipe.patterns import Pattern
+from lowbitcli.recipe.limits import Threshold
+from lowbitcli.recipe.patterns import Patterns
 from lowbitcli.schemes import BY_NAME, SCHEMES
 
 AUTO = "auto"
 ACTIVATIONS = ("none", "dynamic", "static")
-
-
-def _one_or_more(value: Any) -> Any:
-    if isinstance(value, str | Pattern):
-        return (value,)
-    if not isinstance(value, list | tuple):
-        words = {dict: "a mapping", bool: "true or false", int: "a number", float: "a number"}
-        kind = next((word for one, word in words.items() if isinstance(value, one)), "this")
-        raise ValueError(f"takes a pattern or a list of patterns, not {kind}")
-    return value
 
 
 def _known(word: Any, known: tuple[str, ...], what: str) -> Any:
@@ -53,9 +45,6 @@ def _scheme_name(value: Any) -> Any:
 
 def _container_name(value: Any) -> Any:
     return _known(value, (AUTO, *(one.name for one in CONTAINERS)), "container")
-
-
-Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_one_or_more)]
 
 
 class Rule(BaseModel):
@@ -113,6 +102,7 @@ class Recipe(BaseModel):
     defaults: dict[str, Literal["keep", "quantize"]] = Field(default_factory=dict)
     fuse: tuple[FuseGroup, ...] = ()
     layout: Annotated[tuple[Lie, ...], BeforeValidator(lies)] = ()
+    thresholds: tuple[Threshold, ...] = ()
     nonfinite: Literal["error", "keep"] = "error"
 
     @model_validator(mode="before")
@@ -142,7 +132,7 @@ class Recipe(BaseModel):
     @property
     def digest(self) -> str:
         """A sha256 of all that decides what is written: not of names, comments, order of keys."""
-        data = self.model_dump(mode="json", exclude={"name", "description", "defaults"})
+        data = self.model_dump(mode="json", exclude=_NOT_WRITTEN)
         if not self.layout:
             data.pop("layout")
         data["kinds"] = [kind.model_dump(mode="json") for kind in self.kinds]
@@ -173,6 +163,7 @@ class Recipe(BaseModel):
         said["keep"] = (*self.keep, *base.keep)
         said["fuse"] = (*self.fuse, *base.fuse)
         said["layout"] = (*self.layout, *base.layout)
+        said["thresholds"] = (*self.thresholds, *base.thresholds)
         said["defaults"] = {**base.defaults, **self.defaults}
         return base.model_copy(update={"description": "", **said, "name": self.name})
 
@@ -201,6 +192,7 @@ def schema() -> dict[str, Any]:
     properties["container"]["enum"] = [AUTO, *(one.name for one in CONTAINERS)]
     rule = result["$defs"]["Rule"]["properties"]
     rule.update(dict.fromkeys(("match", "exclude", "ignore"), several))
+    result["$defs"]["Threshold"]["properties"]["match"] = several
     rule["scheme"] = {"enum": list(BY_NAME), "title": "Scheme"}
     return result
 
@@ -229,12 +221,10 @@ def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[s
 
 _SYNONYMS = {"Rule": ("ignore",), "Recipe": ("ignore", "exclude", "quantize", "extends")}
 _OURS = ("where", "name")
+_NOT_WRITTEN = {"name", "description", "defaults", "thresholds"}  # decide nothing of the output
 
 # Keys that are planned and do nothing yet -> what there is instead. A key that is taken is obeyed.
-_LATER = {
-    "thresholds": "lowbit verify --fail-under sets a limit",
-    "consumer": "",
-}
+_LATER = {"consumer": "lowbit verify --for holds an output against what a program demands"}
 
 
 def _refuse_unknown(value: dict[str, Any], model: type[BaseModel]) -> None:

@@ -12,9 +12,9 @@ What makes their time bounded is in `lowbitcli.regex`.
 """
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from lowbitcli.errors import RecipeError
@@ -127,3 +127,16 @@ def _no_stars(piece: str) -> str:
         out.append("." if char == "?" else re.escape(char))
         index += 1
     return "".join(out)
+
+
+def _one_or_more(value: Any) -> Any:
+    if isinstance(value, str | Pattern):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        words = {dict: "a mapping", bool: "true or false", int: "a number", float: "a number"}
+        kind = next((word for one, word in words.items() if isinstance(value, one)), "this")
+        raise ValueError(f"takes a pattern or a list of patterns, not {kind}")
+    return value
+
+
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_one_or_more)]

@@ -3,6 +3,7 @@
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER
 from lowbitcli.verify.check import unreadable, verify
 from lowbitcli.verify.consumers import CONSUMERS, asked
+from lowbitcli.verify.limits import Demands
 from lowbitcli.verify.nouns import (
     FAIL,
     WARN,
@@ -16,6 +17,7 @@ from lowbitcli.verify.nouns import (
     WeightRow,
     WorstBlock,
 )
+from lowbitcli.verify.sample import Sample
 
 __all__ = [
     "BF16_WRITER",
@@ -24,10 +26,12 @@ __all__ = [
     "FP32_WRITER",
     "WARN",
     "Check",
+    "Demands",
     "Figures",
     "Histogram",
     "Kept",
     "Problem",
+    "Sample",
     "Summary",
     "Verification",
     "WeightRow",

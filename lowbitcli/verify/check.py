@@ -1,8 +1,9 @@
 """Verify a checkpoint: structure first, then headers, then numbers, the cheap before the dear."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from lowbitcli.verify import compare, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
 from lowbitcli.verify.kept import kept
+from lowbitcli.verify.limits import Demands, limited
 from lowbitcli.verify.lint import linted
 from lowbitcli.verify.nouns import (
     Check,
@@ -33,6 +35,7 @@ from lowbitcli.verify.nouns import (
 )
 from lowbitcli.verify.plausible import plausible
 from lowbitcli.verify.rows import Rows, UnreadableError
+from lowbitcli.verify.sample import document, sampled
 from lowbitcli.verify.spread import Spread, half_gap
 
 # Called with bytes done, bytes in all, and the name of what is being worked on.
@@ -48,25 +51,25 @@ def verify(
     source: Checkpoint | None,
     *,
     device: torch.device,
-    fail_under_db: float | None = None,
+    demands: Demands | None = None,
     widening: float | None = None,
-    consumers: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verification:
     """Check `target` by itself and, where there is one, against the `source` that it was made from.
 
-    `fail_under_db` is the SQNR that every quantized weight must reach, in decibels. `widening` is
-    how far, relatively, an element may lie outside the interval of its code: `BF16_WRITER` for
+    `demands` says what is asked beyond that, and how much is looked at. `widening` is how
+    far, relatively, an element may lie outside the interval of its code: `BF16_WRITER` for
     outputs of a writer that computes in bf16. By default a code must be the very one that lowbit
     writes where the manifest says that it computed it, and elsewhere one that fp32 can lead to, or
     bf16 where the scales show that it was used. The check's note says which. One weight is looked
-    at at a time, in bands of rows. `consumers` are programs whose demands it is held against.
+    at at a time, in bands of rows.
 
     Raises:
         CheckpointError: the source cannot be read, or is wrong in itself.
-        UsageError: `fail_under_db` without a source.
+        UsageError: a limit without a source.
     """
-    if fail_under_db is not None and source is None:
+    demands = demands or Demands()
+    if demands.needs_source and source is None:
         raise UsageError("an SQNR needs a source to measure against", hint="name it: --against SRC")
     theirs = None
     if source is not None:
@@ -80,8 +83,8 @@ def verify(
     if theirs is not None:
         theirs = widened_like(aligned(theirs, ours.weights), ours)
         ours = widened_like(ours, theirs)
-    run = _Run(target, ours, source, theirs, device, widening, consumers, progress)
-    return run.verify(fail_under_db)
+    run = _Run(target, ours, source, theirs, device, widening, demands, progress)
+    return run.verify()
 
 
 def unreadable(
@@ -110,7 +113,7 @@ class _Run:
     theirs: Source | None
     device: torch.device
     widening: float | None
-    consumers: Sequence[str]
+    demands: Demands
     progress: Progress | None
     done: int = 0
     total: int = 0
@@ -122,7 +125,7 @@ class _Run:
     widenings: Counter[float | None] = field(default_factory=Counter)
     spreads: dict[str, Spread] = field(default_factory=dict)
 
-    def verify(self, fail_under_db: float | None) -> Verification:
+    def verify(self) -> Verification:
         self.manifest, broken = structure.manifest_of(self.target)
         self.restored = structure.restored(self.manifest, self.ours, self.theirs)
         self.total = self._bytes_to_read()
@@ -131,26 +134,41 @@ class _Run:
             files,
             structure.declared(self.ours, self.target, self.theirs, self.made.kept),
             structure.any_quantized(self.ours),
+            *sampled(self.demands.sample, self.looked, self.ours),
             structure.index(self.target),
             structure.manifest(self.target, self.manifest),
             structure.coverage(self.ours, self.theirs, self.restored),
         ]
-        self.steps += linted(self.target, self.ours, self.consumers)
+        self.steps += linted(self.target, self.ours, self.demands.consumers)
         self.steps += [
             scales.shared(self.target, self.ours),
-            scales.scales(self.target, self.ours, self.device, self._tell),
-            plausible(self.target, self.ours, self.device, self._tell),
-            scales.nan_codes(self.target, self.ours, self.device, self._tell),
-            structure.hashes(self.target, self.manifest, self._tell),
+            scales.scales(self.target, self.looked, self.device, self._tell),
+            plausible(self.target, self.looked, self.device, self._tell),
+            scales.nan_codes(self.target, self.looked, self.device, self._tell),
+            structure.hashes(self.target, self.manifest, self._tell, self._names),
         ]
         for weight in self.ours.weights.values():
             if weight.scheme is not None:
                 self.rows[weight.name] = _unmeasured(weight)
         self.steps += self._against_source()
-        self.steps.append(self._quality(fail_under_db))
+        self.steps += limited([self.rows[x] for x in sorted(self.rows)], self.ours, self.demands)
         if self.progress is not None:
             self.progress(self.total, self.total, "")
         return self._verification()
+
+    @cached_property
+    def looked(self) -> Source:
+        """The weights that are looked at: all, or a sample."""
+        sample = self.demands.sample
+        return self.ours if sample is None else sample.of_source(self.ours)
+
+    @property
+    def _names(self) -> frozenset[str] | None:
+        """The stored tensors that are looked at, None for all."""
+        if self.demands.sample is None:
+            return None
+        weights = self.looked.weights.values()
+        return frozenset(x.spec.name for weight in weights for x in weight.reads.values())
 
     @property
     def made(self) -> Made:
@@ -159,7 +177,7 @@ class _Run:
 
     def _bytes_to_read(self) -> int:
         """Return about how many bytes will be read, over all steps."""
-        sizes = [weight.nbytes for weight in self.ours.weights.values()]
+        sizes = [weight.nbytes for weight in self.looked.weights.values()]
         passes = 1 + (self.manifest is not None) + (self.source is not None)
         return passes * sum(sizes)
 
@@ -209,7 +227,7 @@ class _Run:
         if self.theirs is None:
             return []
         pairs = []
-        for name, weight in self.ours.weights.items():
+        for name, weight in self.looked.weights.items():
             other = self.theirs.weights.get(name)
             if other is None or other.shape != weight.shape:
                 continue
@@ -272,20 +290,6 @@ class _Run:
             f"{count:,} {HOW_NEAR.get(widening, f'to {widening}')}" for widening, count in found
         )
 
-    def _quality(self, fail_under_db: float | None) -> Step:
-        if fail_under_db is None:
-            return Step("SQNR of every weight", skipped="no limit was asked for")
-        measured = [row for row in self.rows.values() if row.figures is not None]
-        problems = []
-        for row in measured:
-            sqnr = row.figures.sqnr_db if row.figures is not None else 0.0
-            if not sqnr >= fail_under_db:  # NaN is below any limit
-                message = f"its SQNR is {sqnr:.2f} dB, below {fail_under_db:g} dB"
-                file = self.ours.weights[row.name].file
-                problems.append(Problem("quality", row.name, message, file))
-        what = f"SQNR of every weight is {fail_under_db:g} dB or more"
-        return Step(what, len(measured), tuple(problems))
-
     def _verification(self) -> Verification:
         summary = Summary(
             tensors=len(self.ours.weights),
@@ -312,6 +316,7 @@ class _Run:
             weights=tuple(self.rows[name] for name in sorted(self.rows)),
             kept=kept(self.ours, self.made),
             untouched=self.untouched,
+            sample=document(self.demands.sample, self.looked),
             summary=summary,
             manifest=said,
             environment=_environment(self.device),

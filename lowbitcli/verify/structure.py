@@ -1,6 +1,6 @@
 """What can be found wrong from headers, the index and the manifest, before any number."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from lowbitcli.checkpoint import around
 from lowbitcli.checkpoint import manifest as manifests
@@ -123,13 +123,21 @@ def manifest(checkpoint: Checkpoint, said: Manifest | None) -> Step:
     return Step(what, len(checkpoint.tensors), (*problems, *beside))
 
 
-def hashes(checkpoint: Checkpoint, said: Manifest | None, tell: Callable[[str, int], None]) -> Step:
-    """Hold the bytes of every tensor against the manifest's hashes; this reads the whole output."""
+def hashes(
+    checkpoint: Checkpoint,
+    said: Manifest | None,
+    tell: Callable[[str, int], None],
+    names: Collection[str] | None = None,
+) -> Step:
+    """Hold the bytes of every tensor against the manifest's hashes, or of those that are named;
+    without names this reads the whole output."""
     what = "stored bytes agree with the manifest's hashes"
     if said is None:
         return Step(what, skipped="there is no manifest")
     problems, count = [], 0
     for name in _hashed(checkpoint, said):
+        if names is not None and name not in names:
+            continue
         stored = checkpoint.tensors[name]
         tell(name, stored.stop - stored.start)
         try:
@@ -190,8 +198,8 @@ def coverage(target: Source, source: Source | None, restored: frozenset[str] = f
         other = target.weights.get(name)
         if other is None:
             problems.append(Problem("missing", name, "in the source, not in the output"))
-        elif other.shape != weight.shape:
-            message = f"{list(weight.shape)} in the source, {list(other.shape)} in the output"
+        elif (shapes := _shapes(weight, other))[0] != shapes[1]:
+            message = f"{list(shapes[0])} in the source, {list(shapes[1])} in the output"
             problems.append(Problem("shape", name, message, other.file))
         elif _dtype_differs(weight, other) and name not in restored:
             message = f"{weight.dtype} in the source, {other.dtype} in the output"
@@ -202,6 +210,14 @@ def coverage(target: Source, source: Source | None, restored: frozenset[str] = f
         if name not in source.weights and _module(name) not in found
     ]
     return Step(what, len(source.weights), tuple(problems))
+
+
+def _shapes(weight: SourceWeight, other: SourceWeight) -> tuple[Shape, Shape]:
+    """Return the shapes to compare: where neither is quantized as stored, whatever a recipe says of
+    how the source's lies."""
+    if weight.scheme is None and other.scheme is None:
+        return weight.reads[DATA].spec.shape, other.reads[DATA].spec.shape
+    return weight.shape, other.shape
 
 
 def _dtype_differs(weight: SourceWeight, other: SourceWeight) -> bool:

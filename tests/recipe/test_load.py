@@ -21,7 +21,7 @@ BAD = {
     "our own key": (
         RULE + "name: x",
         "2:1: key 'name' is unknown",
-        "known: description, container, rules, keep, defaults, fuse, layout, nonfinite, ignore, "
+        "known: description, container, rules, keep, defaults, fuse, layout, thresholds, nonfinite, ignore, "
         "exclude, quantize, extends",
     ),
     "unknown key of a rule": (
@@ -130,11 +130,25 @@ BAD = {
     ),
     "nonfinite": (RULE + "nonfinite: drop", "2:12: nonfinite: is 'error' or 'keep'", ""),
     "threshold": (
-        RULE + "thresholds: {sqnr_db: 18}",
-        "2:1: key 'thresholds' is not supported yet",
-        "lowbit verify --fail-under sets a limit",
+        RULE + "thresholds: [{match: a, sqnr_db: 18}]",
+        "2:25: key 'sqnr_db' is unknown",
+        "known: match, fail_under_db, max_rel_error",
     ),
-    "consumer": (RULE + "consumer: vllm", "2:1: key 'consumer' is not supported yet", ""),
+    "threshold of nothing": (
+        RULE + "thresholds: [{match: a}]",
+        "2:14: a threshold has a fail_under_db, a max_rel_error, or both",
+        "",
+    ),
+    "threshold that is no number": (
+        RULE + "thresholds: [{match: a, fail_under_db: 18dB}]",
+        "2:40: thresholds.0.fail_under_db: is a number",
+        "",
+    ),
+    "consumer": (
+        RULE + "consumer: vllm",
+        "2:1: key 'consumer' is not supported yet",
+        "lowbit verify --for holds an output against what a program demands",
+    ),
     "layout": (
         RULE + "layout: {'*.down_proj': in_uot}",
         "2:25: layout 'in_uot' is unknown",
