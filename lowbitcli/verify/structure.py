@@ -8,7 +8,7 @@ from lowbitcli.checkpoint.manifest import Manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.plan.source import Source, SourceWeight
-from lowbitcli.tensors import FLOATING, safe
+from lowbitcli.tensors import DATA, FLOATING, Shape, safe
 from lowbitcli.verify.nouns import FAIL, WARN, Problem, Step
 
 # Dtypes that are codes rather than numbers when a matrix is stored in them.
