@@ -52,7 +52,7 @@ def plausible(
         except (CheckpointError, UnreadableError) as error:
             problems.append(Problem("unreadable", weight.name, str(error), weight.file))
     problems += shapes(checkpoint, target)
-    what = "codes and scales lie as they are declared to, as far as numbers tell (weights)"
+    what = "codes and scales lie in the declared order (weights)"
     return Step(what, count, tuple(problems))
 
 
