@@ -1,6 +1,8 @@
-"""Tell of a verification: one self-contained HTML page, Markdown, or JSON."""
+"""Tell of a verification: one self-contained HTML page, Markdown, or JSON; set two side by side."""
 
 from lowbitcli.report.read import read
+from lowbitcli.report.sides import diff
+from lowbitcli.report.sides_page import write_diff
 from lowbitcli.report.write import SUFFIXES, check_path, write
 
-__all__ = ["SUFFIXES", "check_path", "read", "write"]
+__all__ = ["SUFFIXES", "check_path", "diff", "read", "write", "write_diff"]

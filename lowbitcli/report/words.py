@@ -46,8 +46,13 @@ class Outlier(NamedTuple):
 
 def verdict(found: Verification) -> str:
     """Return the result in a few words."""
-    text = "passed" if found.passed else f"{_count(len(found.failures), 'problem')} found"
-    return f"{text}, {_count(len(found.warnings), 'warning')}" if found.warnings else text
+    return verdict_of(len(found.failures), len(found.warnings))
+
+
+def verdict_of(failures: int, warnings: int) -> str:
+    """Return the result of a verification with so many problems in a few words."""
+    text = f"{_count(failures, 'problem')} found" if failures else "passed"
+    return f"{text}, {_count(warnings, 'warning')}" if warnings else text
 
 
 def title(target: str) -> str:
@@ -66,7 +71,11 @@ def scope(found: Verification) -> str:
     left = len(found.checks) - len(done)
     against = "against its source" if found.source is not None else "by itself, without a source"
     text = f"{_count(len(done), 'check')} {against}"
-    return f"{text}, {left:,} not done" if left else text
+    text += f", {left:,} not done" if left else ""
+    looked = (found.sample or {}).get("tensors")
+    if isinstance(looked, list | tuple):
+        text += f"; numbers of a sample: {len(looked):,} of {found.summary.tensors:,} tensors"
+    return text
 
 
 def tiles(found: Verification) -> list[Tile]:

@@ -53,7 +53,15 @@ def write(found: Verification, path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     check_path(path)
-    text = SUFFIXES[path.suffix.lower()](found)
+    put(SUFFIXES[path.suffix.lower()](found), path)
+
+
+def put(text: str, path: Path) -> None:
+    """Write a text to `path`, whole or not at all.
+
+    Raises:
+        OutputError: writing fails.
+    """
     try:
         _replace(path, text.encode())
     except OSError as error:

@@ -76,6 +76,12 @@ def test_a_checkpoint_without_a_source_has_no_loss_to_tell_of():
     assert "Layers and kinds" not in text and "Largest errors" not in text
 
 
+def test_a_sample_is_said_to_be_one():
+    told = words.scope(found(sample={"share": 0.05, "seed": 0, "tensors": ["a", "b", "c"]}))
+    assert told.endswith("; numbers of a sample: 3 of 12 tensors")
+    assert "sample" not in words.scope(found())
+
+
 def test_blocks_that_stand_out_come_first_and_say_where():
     high = WorstBlock((3, 128, 256), (128, 128), 2.0, 0.5, 9.0, 1234.5)
     rows = (row("a"), row("b", worst_block=high), row("c", worst_block=None))

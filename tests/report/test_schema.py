@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lowbitcli.report import sides
 from lowbitcli.report.write import document
 from lowbitcli.verify import Problem, WeightRow
 from tests.report.documented import complaints, tables
@@ -32,6 +33,17 @@ def test_every_key_has_its_type_and_no_other_key_is_written():
     assert complaints(told(), "The document", tables(DOCS)) == []
     empty = found(weights=(), kept=(), manifest=None, source=None, errors={})
     assert complaints(told(empty), "The document", tables(DOCS)) == []
+
+
+def test_a_comparison_has_every_key_and_no_other():
+    other = found(weights=(row("new"),), problems=(Problem("bound", "w", "m", "f"),))
+    compared = json.loads(sides.text(sides.diff(FULL, other, ("a.json", "b.json"))))
+    assert len(compared["changes"]) == 4 and compared["problems_b"] == compared["problems_a"] == []
+    assert complaints(compared, "The comparison", tables(DOCS)) == []
+    bare = found(weights=(), kept=(), source=None)
+    compared = json.loads(sides.text(sides.diff(FULL, bare, ("a.json", "b.json"))))
+    assert len(compared["problems_a"]) == 1
+    assert complaints(compared, "The comparison", tables(DOCS)) == []
 
 
 @pytest.mark.parametrize(
