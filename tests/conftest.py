@@ -2,6 +2,8 @@
 --slow; and `lowbit`, the program itself, called in this process.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +11,18 @@ import pytest
 
 from lowbitcli import program
 from lowbitcli.cli import app
+
+
+def _compute_alone():
+    """Keep a fork to one thread: torch's threads stay behind in the parent, and it would wait for
+    them.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_compute_alone)
 
 
 def pytest_addoption(parser):
