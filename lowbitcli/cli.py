@@ -40,6 +40,12 @@ recipe_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(recipe_app, name="recipe")
+report_app = typer.Typer(
+    help="Compare reports of verify.",
+    epilog=EXIT_CODES,
+    rich_markup_mode=None,
+)
+app.add_typer(report_app, name="report")
 
 
 @app.callback(invoke_without_command=True)
@@ -59,6 +65,12 @@ def lowbit(
 @recipe_app.callback(invoke_without_command=True)
 def recipe_group(context: typer.Context) -> int:
     """List, show, check and start recipes."""
+    return help_unless_invoked(context)
+
+
+@report_app.callback(invoke_without_command=True)
+def report_group(context: typer.Context) -> int:
+    """Compare reports of verify."""
     return help_unless_invoked(context)
 
 
@@ -315,6 +327,41 @@ def verify(
     if where is not None and not as_json:
         console.data([f"report: {where}"])
     return found.exit_code
+
+
+@command(report_app, "diff")
+def report_diff(
+    a: opt.ReportA,
+    b: opt.ReportB,
+    output: opt.Page = None,
+    as_json: opt.Json = False,
+    verbose: opt.Verbose = False,
+) -> int:
+    """Set two JSON reports of verify side by side.
+
+    Verdicts, sizes, errors, the tensors that changed most, and problems that only one of them has.
+
+    \b
+    Examples:
+      lowbit report diff nvfp4.json mxfp8.json
+      lowbit report diff before.json after.json -o diff.html
+    """
+    from lowbitcli import console, report, tables
+    from lowbitcli.report import sides
+
+    if output is not None:
+        report.check_path(output)
+    found = report.diff(report.read(a), report.read(b), (str(a), str(b)))
+    if output is not None:
+        report.write_diff(found, output)
+    if as_json:
+        console.document(sides.document(found))
+    else:
+        for rows, right in sides.tables(found, None if verbose else tables.SHOWN):
+            console.data([*tables.columns(rows, right), ""])
+        console.data([sides.summary(found)])
+        console.data([] if output is None else [f"report: {output}"])
+    return 0
 
 
 @command(app, "inspect")

@@ -249,4 +249,7 @@ For = Annotated[
         metavar="NAME",
     ),
 ]
+ReportA = Annotated[Path, typer.Argument(metavar="A", help="a JSON report of verify")]
+ReportB = Annotated[Path, typer.Argument(metavar="B", help="another")]
+Page = Annotated[Path | None, _option("--output -o", "", "write it as a page: .html, .md or .json")]
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="its name, or a YAML file")]

@@ -195,6 +195,26 @@ def _told(side: Side) -> list[tuple[str, str]]:
     ]
 
 
+def tables(found: Diff, most: int | None) -> list[tuple[list[tuple[str, ...]], tuple[int, ...]]]:
+    """Return tables for a terminal: rows, the first of them its head, and columns of numbers.
+
+    No table has more than `most` rows without saying so in its last one.
+    """
+    changes = [CHANGES_HEAD, *map(row, found.changes)]
+    shown = [([TOTALS_HEAD, *totals(found)], ()), (changes, (3, 4, 5))]
+    for name, problems in (("A", found.problems_a), ("B", found.problems_b)):
+        rows = [(one.severity, one.kind, one.tensor, one.message) for one in problems]
+        shown.append(([(f"{name} alone", "kind", "tensor", "problem"), *rows], ()))
+    return [(_first(rows, most), right) for rows, right in shown if len(rows) > 1]
+
+
+def _first(rows: list[tuple[str, ...]], most: int | None) -> list[tuple[str, ...]]:
+    left = 0 if most is None else len(rows) - 1 - most
+    if left <= 0:
+        return rows
+    return [*rows[:-left], (f"... and {left:,} more; -v lists all", *[""] * (len(rows[0]) - 1))]
+
+
 def row(change: Change) -> tuple[str, ...]:
     """Return a change in words, columns as in CHANGES_HEAD."""
     return (
