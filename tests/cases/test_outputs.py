@@ -219,6 +219,9 @@ def test_the_real_program_once(tmp_path, source):
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    note, *partners = done.stderr.splitlines()
+    assert note.startswith("note: these are served fused") and len(partners) == 4
+    assert all("k_proj" in line and "v_proj" in line for line in partners)
     assert str(tmp_path / "out") in done.stdout
     assert (tmp_path / "out" / "config.json").exists()
