@@ -36,6 +36,7 @@ from lowbitcli.plan.prepare import (
     quantization,
 )
 from lowbitcli.verify import Demands, Sample, Verification, asked, unreadable
+from lowbitcli.verify import fix as fix_checkpoint
 from lowbitcli.verify import verify as verify_checkpoint
 
 NON_FINITE = ("error", "keep")
@@ -196,6 +197,8 @@ def verify(
     consumers: Sequence[str] = (),
     sample: str | None = None,
     report: PathLike | None = None,
+    fix: PathLike | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
     """Check a checkpoint and, `against` its source, its numbers; write a report where one is named.
@@ -203,7 +206,9 @@ def verify(
     What is wrong with the checkpoint is told in the result and not raised, even where it cannot be
     opened. `fail_under_db` is the SQNR that every quantized weight must reach, `max_rel_error` the
     relative error that it may have; a `recipe` has thresholds by pattern. `consumers` are programs
-    that are to load it, by name; a `sample` such as `5%` is looked at instead of all of it.
+    that are to load it, by name; a `sample` such as `5%` is looked at instead of all of it. With
+    `fix` what can be put right is, in a new checkpoint of that name, which is then verified: the
+    result's `fixed` says what was changed, and where that is nothing, nothing was written.
 
     Raises:
         CheckpointError: there is no such checkpoint, or its source is wrong.
@@ -221,7 +226,13 @@ def verify(
         Sample.of(sample) if sample is not None else None,
     )
     how = {"device": where, "progress": progress, "demands": demands}
-    found = _verified(output, against, how)
+    fixed: tuple[str, ...] = ()
+    if fix is not None:
+        with Checkpoint.open(output) as checkpoint:
+            made = fix_checkpoint(checkpoint, fix, force=force)
+        fixed = (*made.changes, *(f"not fixed: {one}" for one in made.left))
+        output = made.output or output
+    found = replace(_verified(output, against, how), fixed=fixed)
     if report is not None:
         reports.write(found, report)
     return found

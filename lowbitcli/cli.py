@@ -12,7 +12,7 @@ import typer
 
 from lowbitcli import options as opt
 from lowbitcli import program
-from lowbitcli.errors import CheckpointError
+from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.program import (
     EXIT_CODES,
     beside,
@@ -287,6 +287,9 @@ def verify(
     recipe: opt.RecipeName = None,
     consumers: opt.For = None,
     sample: opt.SampleSize = None,
+    fix: opt.Fix = False,
+    new: opt.Output = None,
+    force: opt.Force = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -302,11 +305,14 @@ def verify(
       lowbit verify Llama-3.1-8B-nvfp4/ --against Llama-3.1-8B/ --report
       lowbit verify Llama-3.1-8B-fp8/ --against Llama-3.1-8B/ --fail-under 30dB
       lowbit verify Llama-3.1-8B-nvfp4/ --for vllm --for sglang
+      lowbit verify Llama-3.1-8B-nvfp4/ --fix -o Llama-3.1-8B-fixed/ --for vllm
     """
     from lowbitcli import api, console, tables
     from lowbitcli.progress import show_progress
 
-    where = None if report is None else Path(report) if report else beside(output)
+    if fix != (new is not None):
+        raise UsageError("--fix writes a new checkpoint", hint="name it: --fix -o NEW")
+    where = None if report is None else Path(report) if report else beside(new or output)
     with show_progress("verifying", quiet=quiet) as progress:
         found = api.verify(
             output,
@@ -318,8 +324,12 @@ def verify(
             consumers=consumers or (),
             sample=sample,
             report=where,
+            fix=new,
+            force=force,
             progress=progress,
         )
+    if fix and not found.fixed and not quiet:
+        console.notes(["nothing was found that --fix puts right: nothing was written"])
     if as_json:
         console.document(found.to_dict())
     else:

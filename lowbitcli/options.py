@@ -240,6 +240,12 @@ SampleSize = Annotated[
         metavar="SHARE",
     ),
 ]
+Fix = Annotated[
+    bool,
+    _option(
+        "--fix", "FIX", "write what can be put right to -o, say what was changed, and check it"
+    ),
+]
 For = Annotated[
     list[str] | None,
     _option(

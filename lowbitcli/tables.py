@@ -311,7 +311,8 @@ def verification_lines(found: "Verification", *, everything: bool = False) -> li
         outcome = "skipped" if check.ok is None else "ok" if check.ok else "FAILED"
         count = "" if check.ok is None else f"{check.count:,}"
         rows.append((check.what, count, outcome, check.note))
-    lines = columns([("checked", "number", "", ""), *rows], right=(1,))
+    lines = [f"fixed: {safe(one)}" for one in found.fixed]
+    lines += columns([("checked", "number", "", ""), *rows], right=(1,))
     if found.problems:
         rows = [
             (one.severity, one.kind, one.tensor, one.file, one.message) for one in found.problems

@@ -3,6 +3,7 @@
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER
 from lowbitcli.verify.check import unreadable, verify
 from lowbitcli.verify.consumers import CONSUMERS, asked
+from lowbitcli.verify.fix import Fixed, fix
 from lowbitcli.verify.limits import Demands
 from lowbitcli.verify.nouns import (
     FAIL,
@@ -28,6 +29,7 @@ __all__ = [
     "Check",
     "Demands",
     "Figures",
+    "Fixed",
     "Histogram",
     "Kept",
     "Problem",
@@ -37,6 +39,7 @@ __all__ = [
     "WeightRow",
     "WorstBlock",
     "asked",
+    "fix",
     "unreadable",
     "verify",
 ]

@@ -176,7 +176,7 @@ class Verification:
     """All that a verification found. `untouched` counts tensors that are the source's bytes.
 
     `environment` names versions and the device; `manifest` what the output says of its making;
-    `sample` which tensors were looked at, None for all.
+    `sample` which tensors were looked at, None for all; `fixed` what was put right in it before.
     `errors` is of the quantized weights, by scheme.
     """
 
@@ -189,6 +189,7 @@ class Verification:
     kept: tuple[Kept, ...] = ()
     untouched: int = 0
     sample: Mapping[str, Any] | None = None
+    fixed: tuple[str, ...] = ()
     summary: Summary = Summary()
     manifest: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
