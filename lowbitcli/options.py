@@ -242,9 +242,7 @@ SampleSize = Annotated[
 ]
 Fix = Annotated[
     bool,
-    _option(
-        "--fix", "FIX", "write what can be put right to -o, say what was changed, and check it"
-    ),
+    _option("--fix", "FIX", "write to -o what can be put right, say what was changed, check it"),
 ]
 For = Annotated[
     list[str] | None,
