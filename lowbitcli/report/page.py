@@ -12,7 +12,7 @@ from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import Verification
 
 PROBLEMS = 200  # that are listed
-FIRST = 3  # of them on the first screen
+FIRST = 4  # kinds of them on the first screen
 NAMES = 400  # of tensors that were kept, over all reasons
 WEIGHTS = 200  # of the table of all figures
 
@@ -36,7 +36,7 @@ def page(found: Verification) -> str:
         tone=words.tone(found),
         scope=words.scope(found),
         tiles=words.tiles(found),
-        first=(found.failures or found.warnings)[:FIRST],
+        first=words.kinds(found)[:FIRST],
         sections=_sections(parts),
         more=max(0, len(found.problems) - PROBLEMS),
         number=f"{number:,}",

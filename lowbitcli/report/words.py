@@ -24,6 +24,16 @@ class Tile(NamedTuple):
     name: str = ""
 
 
+class Kind(NamedTuple):
+    """Problems of one kind: how many, and the first of them."""
+
+    kind: str
+    severity: str
+    number: int
+    tensor: str
+    message: str
+
+
 class Worst(NamedTuple):
     """A weight among those with the largest errors."""
 
@@ -76,6 +86,15 @@ def scope(found: Verification) -> str:
     if isinstance(looked, list | tuple):
         text += f"; numbers of a sample: {len(looked):,} of {found.summary.tensors:,} tensors"
     return text
+
+
+def kinds(found: Verification) -> list[Kind]:
+    """Return the kinds of problems that make the verdict, in the order in which they were found."""
+    first: dict[str, Kind] = {}
+    for one in found.failures or found.warnings:
+        seen = first.get(one.kind, Kind(one.kind, one.severity, 0, one.tensor, one.message))
+        first[one.kind] = seen._replace(number=seen.number + 1)
+    return list(first.values())
 
 
 def tiles(found: Verification) -> list[Tile]:
