@@ -69,7 +69,10 @@ def placed(
     matrices = w.shape[:-2].numel()
     if scale.numel() != matrices * -(-w.shape[-2] // high) * -(-w.shape[-1] // wide):
         raise ValueError(f"{list(scale.shape)} scales do not belong to {list(w.shape)} by {block}")
-    return Parts(element, parts["data"], scale, parts.get("global_scale"), (high, wide))
+    shared = parts.get("global_scale")
+    if shared is not None and shared.numel() != matrices:
+        raise ValueError(f"{list(shared.shape)} global scales do not belong to {list(w.shape)}")
+    return Parts(element, parts["data"], scale, shared, (high, wide))
 
 
 def _steps_of(w: Tensor, parts: Parts) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, rounding, rows
+from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E4M3, E5M2, Format
 from lowbit_kernels.fp8_block import BLOCK128
 from lowbit_kernels.jit import (
@@ -190,10 +191,13 @@ def quantize_tensor(
 
     `scale` is what a reader will multiply by, where that is not fl(amax / max). What NaN and Inf
     give stands at the head of this module.
-    Raises ValueError for a dtype or shape that is no weight, another element.
+    Raises ValueError for a dtype or shape that is no weight, a scale that is not fp32 `[*]`,
+    another element.
     """
     _check_element(element)
     amax_of.check_weight(w)
+    if scale is not None:
+        check_scale(scale, w.shape[:-2], w.device)
     if scale is None and use_kernel(w):
         scale = amax_of.launch_scale(w, element.max)
     elif scale is None:
@@ -219,7 +223,12 @@ def quantize_channel(w: Tensor, element: Format = E4M3) -> tuple[Tensor, Tensor]
 
 
 def dequantize_tensor(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return `[*, R, C]` in `dtype` of e4m3 or e5m2 `data` and a scale for each matrix."""
+    """Return `[*, R, C]` in `dtype` of e4m3 or e5m2 `data` and a scale for each matrix.
+
+    Raises ValueError for parts that do not belong together, or another dtype than fp32, bf16, fp16.
+    """
+    check_codes(data, tuple(FP8_DTYPES.values()), dtype)
+    check_scale(scale, data.shape[:-2], data.device)
     if use_kernel(data):
         return _launch_dequantize(data, scale, dtype)
     spread = scale[..., None, None]
@@ -232,7 +241,12 @@ def dequantize_tensor(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bf
 
 
 def dequantize_channel(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return `[*, R, C]` in `dtype` of e4m3 or e5m2 `data` and a scale for each row."""
+    """Return `[*, R, C]` in `dtype` of e4m3 or e5m2 `data` and a scale for each row.
+
+    Raises ValueError for parts that do not belong together, or another dtype than fp32, bf16, fp16.
+    """
+    check_codes(data, tuple(FP8_DTYPES.values()), dtype)
+    check_scale(scale, (*data.shape[:-1], 1), data.device)
     if use_kernel(data):
         return _launch_dequantize(data, scale, dtype)
     if cpu.takes(data):

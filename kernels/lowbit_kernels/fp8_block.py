@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, rounding
+from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E4M3, E5M2, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
@@ -255,8 +256,15 @@ def quantize(
 def dequantize(
     data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16, high: int = BLOCK
 ) -> Tensor:
-    """Return `[*, R, C]` in `dtype` of FP8 `data` and scales for blocks of `high` x 128."""
+    """Return `[*, R, C]` in `dtype` of FP8 `data` and scales for blocks of `high` x 128.
+
+    Raises ValueError for parts that do not belong together, another dtype than fp32, bf16, fp16, or
+    another height than 128 or 1.
+    """
     _check("amax", high)
+    check_codes(data, tuple(FP8_DTYPES.values()), dtype)
+    rows, cols = data.shape[-2:]
+    check_scale(scale, (*data.shape[:-2], -(-rows // high), -(-cols // BLOCK)), data.device)
     if use_kernel(data) or not cpu.takes(data):
         run = _launch_dequantize if use_kernel(data) else _dequantize_reference
         return run(data, scale, high, dtype)

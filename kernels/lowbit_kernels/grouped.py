@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import fp4_pairs, fp8, grouped_kernels, mx, nvfp4, rows
+from lowbit_kernels.checks import check_scale
 from lowbit_kernels.formats import E2M1, E4M3, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
 from lowbit_kernels.ops import Ops
@@ -314,6 +315,8 @@ def quantize(
     width = nvfp4.BLOCK if ops is nvfp4.NVFP4 else mx.BLOCK
     for w in ws:
         amax_of.check_weight(w, 1 if ops in (fp8.TENSOR, fp8.CHANNEL) else width)
+    for w, scale in zip(ws, shared or (), strict=False):
+        check_scale(scale, w.shape[:-2], w.device, name="shared scale")
     if ops is nvfp4.NVFP4:
         return _launch_nvfp4(ws, shared)
     if ops is fp8.TENSOR:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, rounding, rows
+from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import INT4, INT8, Format
 from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
@@ -254,8 +255,11 @@ def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16)
     """Return `[*, R, C]` in `dtype` of int8 `data [*, R, C]`, or of INT4, uint8 `[*, R, C/2]`, and
     scales for equal shares of each row, `[*, R, n]`.
 
-    Raises ValueError where the columns are no multiple of n, or shares of INT4 none of eight.
+    Raises ValueError for parts that do not belong together, columns that are no multiple of n,
+    shares of INT4 that are none of eight, or another dtype than fp32, bf16, fp16.
     """
+    check_codes(data, (torch.int8, torch.uint8), dtype)
+    check_scale(scale, (*data.shape[:-1], *scale.shape[-1:]), data.device)
     packed = data.dtype == torch.uint8
     cols = data.shape[-1] * (2 if packed else 1)
     share = cols // max(scale.shape[-1], 1)

@@ -46,8 +46,13 @@ else:
             import triton.language as tl
 
             HAS_TRITON = True
-        except ImportError:
-            pass
+        except ImportError as error:
+            # What was asked for by name must not turn into references unseen.
+            if INTERPRETED or os.environ.get("LOWBIT_TRITON") == "1":
+                raise ImportError(
+                    "TRITON_INTERPRET=1 and LOWBIT_TRITON=1 ask for triton, which cannot be "
+                    f"imported: {error}"
+                ) from error
 
     static_range = range if INTERPRETED else tl.static_range
 

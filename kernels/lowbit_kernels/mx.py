@@ -35,6 +35,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pairs, rounding
+from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
 from lowbit_kernels.layout import arrange, check, room
@@ -158,9 +159,11 @@ def quantize(
     `layout` 128x4 stores scales as `layout.swizzle` would, `nibbles` high the even column of E2M1
     in the high nibble; `dequantize` takes neither.
     Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 32, an
-    unknown rule, layout or order of nibbles.
+    unknown element, rule, layout or order of nibbles.
     """
     amax_of.check_weight(w, BLOCK)
+    if element.name not in TORCH:
+        raise ValueError(f"an MX element is {', '.join(TORCH)}, not {element.name}")
     _check_rule(rule)
     check(layout, nibbles)
     if (layout, nibbles) != ("linear", "low"):
@@ -188,7 +191,16 @@ def quantize_mxfp4(
 
 
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return `[*, R, C]` in `dtype`; the dtype of `data` says whether it is E4M3, E5M2 or E2M1."""
+    """Return `[*, R, C]` in `dtype`; the dtype of `data` says whether it is E4M3, E5M2 or E2M1.
+
+    Raises ValueError for parts that do not belong together, or another dtype than fp32, bf16, fp16.
+    """
+    check_codes(data, tuple(TORCH.values()), dtype)
+    width = BLOCK // 2 if data.dtype == torch.uint8 else BLOCK
+    shape = (*data.shape[:-1], data.shape[-1] // width)
+    check_scale(scale, shape, data.device, torch.uint8)
+    if data.shape[-1] % width:
+        raise ValueError(f"{data.shape[-1]} bytes of a row are no whole blocks of 32 columns")
     if cpu.takes(data) and not use_kernel(data):
         return cpu.dequantize_blocks(data, scale, None, "E8M0", dtype)
     run = _launch_dequantize if use_kernel(data) else _dequantize_reference

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pairs, nvfp4_search, nvfp4_te, rounding
+from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import OPTIONS, loadable, use_kernel
 from lowbit_kernels.layout import arrange, check, room
@@ -185,12 +186,14 @@ def quantize(
     or fl(amax / 1536) by rule four_over_six. `importance [C]` weighs the columns in rule mse.
     `layout` 128x4 stores scales as `layout.swizzle` would, `nibbles` high the even column in the
     high nibble; `dequantize` takes neither.
-    Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 16, an
-    unknown rule, layout or order of nibbles.
+    Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 16, a
+    global scale that is not fp32 `[*]`, an unknown rule, layout or order of nibbles.
     """
     amax_of.check_weight(w, BLOCK)
     _check_rule(rule)
     check(layout, nibbles)
+    if global_scale is not None:
+        check_scale(global_scale, w.shape[:-2], w.device, name="global scale")
     if importance is not None and (not rule.startswith("mse") or importance.shape != w.shape[-1:]):
         raise ValueError("importance is one number for each column, for the rules mse and mse_all")
     if (layout, nibbles) != ("linear", "low"):
@@ -273,7 +276,16 @@ def _te_reference(w: Tensor, amax: Tensor, rule: str) -> tuple[Tensor, Tensor]:
 def dequantize(
     packed: Tensor, scale: Tensor, global_scale: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    """Return `[*, R, C]` in `dtype` of NVFP4 parts; fl(scale * global_scale) comes first."""
+    """Return `[*, R, C]` in `dtype` of NVFP4 parts; fl(scale * global_scale) comes first.
+
+    Raises ValueError for parts that do not belong together, or another dtype than fp32, bf16, fp16.
+    """
+    check_codes(packed, (torch.uint8,), dtype)
+    shape = (*packed.shape[:-1], packed.shape[-1] // 8)
+    check_scale(scale, shape, packed.device, torch.float8_e4m3fn)
+    check_scale(global_scale, packed.shape[:-2], packed.device, name="global scale")
+    if packed.shape[-1] % 8:
+        raise ValueError(f"{packed.shape[-1]} bytes of a row are no whole blocks of 16 columns")
     if cpu.takes(packed) and not use_kernel(packed):
         return cpu.dequantize_blocks(packed, scale, global_scale, "E4M3", dtype)
     run = _launch_dequantize if use_kernel(packed) else _dequantize_reference

@@ -1,0 +1,38 @@
+"""Whether parts belong together: dtypes, shapes and devices, looked at before a kernel reads them.
+
+A kernel finds everything by the shape of its first argument: scales of other shapes or dtypes would
+be read out of bounds or as what they are not, and torch would broadcast some of them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lowbit_kernels.amax import FLOATING
+
+
+def check_codes(data: Tensor, stored: Sequence[torch.dtype], dtype: torch.dtype) -> None:
+    """Raise ValueError unless `data` is `[*, rows, columns]` of a dtype in `stored` and values are
+    returned in `dtype`.
+    """
+    if data.dtype not in stored or data.dim() < 2:
+        known = " or ".join(map(str, stored))
+        found = f"{data.dtype} {list(data.shape)}"
+        raise ValueError(f"codes are {known} of the shape [*, rows, columns], these are {found}")
+    if dtype not in FLOATING:
+        raise ValueError(f"values come as float32, bfloat16 or float16, not as {dtype}")
+
+
+def check_scale(
+    scale: Tensor,
+    shape: Sequence[int],
+    device: torch.device,
+    stored: torch.dtype = torch.float32,
+    name: str = "scale",
+) -> None:
+    """Raise ValueError unless `scale` has this shape, device and dtype."""
+    if scale.shape != torch.Size(shape) or scale.device != device or scale.dtype != stored:
+        wanted = f"{stored} {list(shape)} on {device}"
+        found = f"{scale.dtype} {list(scale.shape)} on {scale.device}"
+        raise ValueError(f"the {name} belonging to this is {wanted}, not {found}")
