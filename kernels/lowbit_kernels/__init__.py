@@ -16,7 +16,11 @@ CPU and GPU.
 | `nvfp4_te` | NVFP4 in TransformerEngine's order: four over six, 16x16 tiles |
 | `hadamard` | rotation of 16 columns and back |
 | `grouped` | many weights in one set of launches |
+| `dequantizers` | dequantize by scaling mode; a quantized tensor as a value |
+| `tensor_file` | a few tensors in a safetensors file |
 | `layout` | swizzled scales, nibble order |
+| `fake_quant` | values rounded and given back, with gradients that go straight through |
+| `fake_plain` | the arithmetic of that |
 | `error` | how far quantized values lie from the weight |
 | `error_figures` | the sums behind that, in one order on every device |
 
@@ -28,8 +32,11 @@ from types import ModuleType
 
 MODULES = (
     "amax",
+    "dequantizers",
     "error",
     "error_figures",
+    "fake_plain",
+    "fake_quant",
     "formats",
     "fp8",
     "fp8_block",
@@ -43,6 +50,7 @@ MODULES = (
     "nvfp4_te",
     "ops",
     "rounding",
+    "tensor_file",
 )
 
 

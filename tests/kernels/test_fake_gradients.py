@@ -1,0 +1,159 @@
+"""Gradients of fake quantization by a written-out formula, and one graph for torch.compile."""
+
+import pytest
+import torch
+
+from lowbit_kernels import fake_quant
+from tests.kernels.samples import DTYPES, difference
+
+
+def example(dtype=torch.float32, shape=(6, 64), seed=0):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    x.view(-1)[:3] = torch.tensor([0.0, -0.0, 2.5], dtype=dtype)
+    return x.requires_grad_()
+
+
+def gradient(function, x, upstream):
+    """Return what the backward pass of `function` makes of `upstream` at `x`, and the value."""
+    x = x.detach().clone().requires_grad_()
+    y = function(x)
+    (grad,) = torch.autograd.grad(y, x, upstream.to(y.dtype))
+    return grad, y.detach()
+
+
+def clipped(x, amax, upstream):
+    """dx = dy where |x| <= amax, else 0, element by element."""
+    amax = torch.broadcast_to(amax, x.shape).flatten().tolist()
+    pairs = zip(x.flatten().tolist(), amax, upstream.flatten().tolist(), strict=True)
+    values = [dy if abs(a) <= top else 0.0 for a, top, dy in pairs]
+    return torch.tensor(values, dtype=x.dtype).reshape(x.shape)
+
+
+AMAX = torch.tensor(1.25)
+SIDES = {  # function of x and pass_through_bwd; amax that clips; the same without autograd
+    "integer": (
+        lambda x, p: fake_quant.fake_tensor_quant(x, AMAX, pass_through_bwd=p),
+        AMAX,
+        lambda x: fake_quant.fake_quant_impl(x, AMAX),
+    ),
+    "integer by rows": (
+        lambda x, p: fake_quant.fake_tensor_quant(
+            x, torch.arange(1.0, 7.0) / 4, None, 4, pass_through_bwd=p, axis=0
+        ),
+        (torch.arange(1.0, 7.0) / 4)[:, None],
+        lambda x: fake_quant.fake_quant_impl(x, (torch.arange(1.0, 7.0) / 4)[:, None], 4),
+    ),
+    "integer by blocks": (
+        lambda x, p: fake_quant.fake_tensor_quant(
+            x,
+            torch.arange(1.0, 25.0).view(6, 4) / 12,
+            num_bits=4,
+            pass_through_bwd=p,
+            block_size=16,
+        ),
+        (torch.arange(1.0, 25.0).view(6, 4) / 12).repeat_interleave(16, 1),
+        lambda x: fake_quant.fake_quant_impl(
+            x.reshape(24, 16), (torch.arange(1.0, 25.0) / 12)[:, None], 4
+        ).reshape(6, 64),
+    ),
+    "e4m3": (
+        lambda x, p: fake_quant.scaled_e4m3(x, AMAX, pass_through_bwd=p),
+        AMAX,
+        lambda x: fake_quant.scaled_e4m3_impl(x, AMAX),
+    ),
+    "dynamic nvfp4": (
+        lambda x, p: fake_quant.dynamic_block_quant(x, 16, AMAX, None, (2, 1), (4, 3), p),
+        AMAX,
+        lambda x: fake_quant.dynamic_block_quant_impl(x, 16, AMAX, (2, 1), (4, 3)),
+    ),
+    "static": (
+        lambda x, p: fake_quant.static_block_fp4(
+            x, torch.arange(1.0, 25.0) / 12, pass_through_bwd=p
+        ),
+        (torch.arange(1.0, 25.0).view(6, 4) / 12).repeat_interleave(16, 1),
+        lambda x: fake_quant.static_block_fp4_impl(x, torch.arange(1.0, 25.0) / 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SIDES)
+def test_the_gradient_goes_straight_through_within_amax(name, dtype):
+    function, amax, plain = SIDES[name]
+    x = example(dtype)
+    upstream = torch.randn(x.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+    grad, y = gradient(lambda x: function(x, False), x, upstream)
+    want = clipped(x.detach(), amax, upstream)
+    assert difference(grad, want) == ""
+    assert 0 < int((want == 0).sum()) < want.numel()
+    assert difference(y, plain(x.detach())) == ""
+    through, same = gradient(lambda x: function(x, True), x, upstream)
+    assert difference(through, upstream) == "" and difference(same, y) == ""
+    assert not plain(x).requires_grad
+
+
+@pytest.mark.parametrize("unsigned", [False, True])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_casts_clip_at_their_range(unsigned, narrow):
+    x = torch.arange(-20, 21).float() * 0.45
+    x[:2] = torch.tensor([-8.0, -7.0])
+    upstream = torch.arange(1.0, 42.0)
+    least, most = (0, 15) if unsigned else (-7 if narrow else -8, 7)
+    grad, y = gradient(lambda x: fake_quant.int_cast(x, 4, unsigned, narrow), x, upstream)
+    pairs = list(zip(x.tolist(), upstream.tolist(), strict=True))
+    assert grad.tolist() == [dy if least <= a <= most else 0.0 for a, dy in pairs]
+    assert y.tolist() == [min(max(round(a), least), most) for a, _ in pairs]
+    grad, y = gradient(fake_quant.fp4_cast, x, upstream)
+    assert grad.tolist() == [dy if abs(a) <= 6 else 0.0 for a, dy in pairs]
+
+
+def test_a_gradient_takes_the_dtype_of_its_input():
+    x = example(torch.bfloat16)
+    fake_quant.fp4_cast(x, torch.float32).sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.bfloat16
+    assert fake_quant.static_block_fp4(x, torch.ones(24), out_dtype=torch.float16).dtype == (
+        torch.float16
+    )
+
+
+BIASED = {
+    "integer": lambda x, b: fake_quant.fake_tensor_quant(x, AMAX, b),
+    "e4m3": lambda x, b: fake_quant.scaled_e4m3(x, AMAX, b),
+    "dynamic": lambda x, b: fake_quant.dynamic_block_quant(
+        x, 16, AMAX, b, (2, 1), (4, 3), pass_through_bwd=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_is_taken_away_and_given_back(name):
+    x, function = example(torch.bfloat16).detach(), BIASED[name]
+    bias = torch.linspace(-2, 2, 64).to(torch.bfloat16).requires_grad_()
+    upstream = torch.ones_like(x)
+    grad, y = gradient(lambda x: function(x, bias), x, upstream)
+    shifted = x - bias.detach()
+    assert difference(y, function(shifted, None) + bias.detach()) == ""
+    assert difference(grad, clipped(shifted, AMAX, upstream)) == ""
+    assert bias.grad is None
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_one_graph_for_torch_compile(name):
+    """fullgraph: a break is an error. The bits are those without it."""
+    function = SIDES[name][0]
+    compiled = torch.compile(lambda x: function(x, False) * 2, fullgraph=True, backend="aot_eager")
+    x, upstream = example(), torch.ones(6, 64)
+    got = gradient(compiled, x, upstream)
+    want = gradient(lambda x: function(x, False) * 2, x, upstream)
+    for g, w in zip(got, want, strict=True):
+        assert difference(g, w) == ""
+
+
+def test_casts_are_one_graph_too():
+    def both(x):
+        return fake_quant.fp4_cast(x) + fake_quant.int_cast(x, 4)
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    x, upstream = example() * 4, torch.ones(6, 64)
+    for g, w in zip(gradient(compiled, x, upstream), gradient(both, x, upstream), strict=True):
+        assert difference(g, w) == ""
