@@ -214,9 +214,10 @@ def coverage(target: Source, source: Source | None, restored: frozenset[str] = f
 
 def _shapes(weight: SourceWeight, other: SourceWeight) -> tuple[Shape, Shape]:
     """Return the shapes to compare: where neither is quantized as stored, whatever a recipe says of
-    how the source's lies."""
-    if weight.scheme is None and other.scheme is None:
-        return weight.reads[DATA].spec.shape, other.reads[DATA].spec.shape
+    how the source's lies, but those of experts where the source has a stack of them."""
+    parts = [one.reads[DATA] for one in (weight, other)]
+    if weight.scheme is None and other.scheme is None and not any(part.view for part in parts):
+        return parts[0].spec.shape, parts[1].spec.shape
     return weight.shape, other.shape
 
 
