@@ -221,7 +221,10 @@ def _told(ours: Rows, w: Tensor, parts: dict[str, Tensor], start: int, place: Se
     block = col // (scheme.block[1] or w.shape[1])
     unit = float(step[row, block, 0])
     stored = float(ours.values(parts)[row, col])
+    high = scheme.block[0]
+    across = 0 if high is None else (start + row) // high
     return (
-        f"the first at row {start + row}, column {col}: {float(w[row, col]):.9g} in the source, "
-        f"{stored:.9g} in the output, one step is {unit:.9g}"
+        f"the first at row {start + row}, column {col}, block [{across}, {block}]: "
+        f"{float(w[row, col]):.9g} in the source, {stored:.9g} in the output, "
+        f"one step is {unit:.9g}"
     )
