@@ -17,6 +17,7 @@ CPU and GPU.
 | `hadamard` | rotation of 16 columns and back |
 | `grouped` | many weights in one set of launches |
 | `dequantizers` | dequantize by scaling mode; a quantized tensor as a value |
+| `kv_nvfp4` | keys and values of attention in NVFP4 |
 | `tensor_file` | a few tensors in a safetensors file |
 | `layout` | swizzled scales, nibble order |
 | `fake_quant` | values rounded and given back, with gradients that go straight through |
@@ -43,6 +44,7 @@ MODULES = (
     "grouped",
     "hadamard",
     "integer",
+    "kv_nvfp4",
     "layout",
     "mx",
     "nvfp4",

@@ -1,0 +1,27 @@
+"""Keys and values in NVFP4 on a CUDA device: the bytes of the CPU, there and back."""
+
+import pytest
+import torch
+
+from lowbit_kernels import kv_nvfp4
+from tests.kernels import samples
+from tests.kernels.samples import difference
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(64, 3, 80), (192, 80), (16, 960)])
+def test_the_bytes_of_the_cpu(shape, dtype):
+    for name, x in samples.weights(dtype, 192, 80).items():
+        x = x.reshape(shape)
+        on_cuda, on_cpu = kv_nvfp4.quantize(x.cuda(), "K"), kv_nvfp4.quantize(x, "K")
+        for got, want in zip(on_cuda, on_cpu, strict=True):
+            assert got.is_cuda
+            assert difference(got, want) == "", name
+        for shared in (None, on_cuda.global_scale):
+            got = kv_nvfp4.dequantize(on_cuda.packed, on_cuda.scale, shared)
+            want = kv_nvfp4.dequantize(
+                on_cpu.packed, on_cpu.scale, None if shared is None else on_cpu.global_scale
+            )
+            assert difference(got, want) == "", name
