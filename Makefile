@@ -1,7 +1,7 @@
 # Everything a developer runs. Each target sets up .venv by itself, once; a change of dependencies sets it up again.
 #
 #   make demo   quantize a real model (all-MiniLM-L6-v2) to NVFP4, verify it, say what was lost
-#   make test   the tests; ARGS="-k nvfp4" picks some
+#   make test   the tests, a process on each core; ARGS="-k nvfp4" picks some, WORKERS=0 stays in one process
 #   make test-consumers   compressed-tensors and transformers over what we write
 #   make faults  the faults and attacks of docs/reliability.md in their long counts; says how many happened
 #   make aot    compile the kernels for sm_80, 90, 100 and 120 without a GPU; print registers and spills
@@ -19,6 +19,7 @@ MODEL := $(VENV)/.demo-model
 GPU := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl)
 CONSTRAINTS := $(if $(GPU),,-c constraints-cpu.txt)
 ARGS ?=
+WORKERS ?= auto
 
 .PHONY: demo test faults test-consumers lint format clean setup
 .DELETE_ON_ERROR:
@@ -46,7 +47,7 @@ demo: $(MODEL)
 	@$(BIN)/lowbit verify demo/all-MiniLM-L6-v2-nvfp4 --against "$$(cat $(MODEL))" --report
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The programs that read what is written, where their packages can be had: not part of CI.
 test-consumers: $(INSTALLED)
