@@ -95,7 +95,8 @@ def maps(found: Verification) -> Maps | None:
         cell is not None and cell.number > 1 for one in shown for _, cells, _ in one.rows
         for cell in cells
     )  # fmt: skip
-    return Maps(tuple(shown), scale.legend, is_many)
+    is_any = any(math.isfinite(figures.sqnr_db) for _, figures in pairs)
+    return Maps(tuple(shown), scale.legend if is_any else (), is_many)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,13 @@ def test_no_measured_weight_no_map():
     assert maps(found(weights=())) is None
 
 
+def test_weights_without_any_error_need_no_legend():
+    drawn = maps(found(weights=(row("m.0.a", math.inf),)))
+    assert drawn is not None and drawn.legend == ()
+    text = page(found(weights=(row("m.0.a", math.inf),)))
+    assert 'class="legend"' not in text and "<td>\N{INFINITY}</td>" in text
+
+
 def test_too_many_layers_leave_the_worst(monkeypatch):
     monkeypatch.setattr(layers, "CELLS", 12)
     rows = tuple(row(f"m.{n}.{kind}", 50.0 - n) for n in range(10) for kind in "ab")

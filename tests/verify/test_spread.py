@@ -158,6 +158,17 @@ def test_numbers_that_are_not_finite_do_not_stop_it():
     assert found.worst is not None
 
 
+def test_of_blocks_that_are_equally_bad_the_first_stays():
+    w = weight(256, 64)
+    w[128:] = w[:128]
+    parts = parts_of("mxfp8", w)
+    worst = whole("mxfp8", w).worst
+    assert worst is not None and worst.place[0] < 128
+    above, below = (seen("mxfp8", w[n : n + 128], cut("mxfp8", parts, n, n + 128), n)
+                    for n in (0, 128))  # fmt: skip
+    assert above.plus(below).worst == worst == above.worst != below.worst
+
+
 def test_nothing_is_nothing():
     assert Spread().plus(Spread()) == Spread()
     assert Spread().in_steps(0, 1.0) is None
