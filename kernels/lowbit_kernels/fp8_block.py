@@ -99,6 +99,7 @@ def _quantize_kernel(
     RULE: tl.constexpr,
     HIGH: tl.constexpr,
     PER_ROW: tl.constexpr,
+    FAR: tl.constexpr,  # places within a tile need 64 bits
 ):
     """Quantize HIGH x 128 elements, with a scale for all of them or for each row."""
     tile = tl.program_id(0) // across
@@ -109,7 +110,8 @@ def _quantize_kernel(
     base = (matrix * rows + top_row) * cols + column * 128
     eighth = tl.arange(0, HIGH * 16)
     row, col = eighth // 16, (eighth % 16) * 8
-    offset = (row * cols + col)[:, None] + tl.arange(0, 8)[None, :]
+    line = row.to(tl.int64) if FAR else row
+    offset = (line * cols + col)[:, None] + tl.arange(0, 8)[None, :]
     inside = top_row + row < rows
     if ALIGNED:
         mask = (inside & (column * 128 + col < cols))[:, None]
@@ -147,6 +149,7 @@ def _dequantize_kernel(
     ALIGNED: tl.constexpr,
     NATIVE: tl.constexpr,
     HIGH: tl.constexpr,
+    FAR: tl.constexpr,  # places within a tile need 64 bits
 ):
     """Dequantize 32 x 128 elements, eight to a thread at a time."""
     tile = tl.program_id(0) // across
@@ -156,7 +159,8 @@ def _dequantize_kernel(
     base = (matrix * rows + top_row) * cols + column * 128
     eighth = tl.arange(0, 512)
     row, col = eighth // 16, (eighth % 16) * 8
-    offset = (row * cols + col)[:, None] + tl.arange(0, 8)[None, :]
+    line = row.to(tl.int64) if FAR else row
+    offset = (line * cols + col)[:, None] + tl.arange(0, 8)[None, :]
     inside = top_row + row < rows
     if ALIGNED:
         mask = (inside & (column * 128 + col < cols))[:, None]
@@ -196,6 +200,7 @@ def _launch_quantize(w: Tensor, high: int, rule: str, element: Format) -> tuple[
             RULE=rule,
             HIGH=tall,
             PER_ROW=high == 1,
+            FAR=tall * cols >= 2**31,
             # 256 bytes to a thread, a quarter of that where it reads element by element.
             num_warps=max(1, tall * w.element_size() // (64 if cols % 16 == 0 else 16)),
             enable_fp_fusion=False,
@@ -220,6 +225,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, high: int, dtype: torch.dtyp
             ALIGNED=cols % 16 == 0,
             NATIVE=converts_fp8(data),
             HIGH=high,
+            FAR=32 * cols >= 2**31,
             **{**OPTIONS, "num_warps": 8},
         )
     return out

@@ -150,11 +150,13 @@ def _dequantize_kernel(
 ):
     """Dequantize TILE elements of a row, or of what else shares a scale."""
     row = (tl.program_id(0) // programs).to(tl.int64)
-    index = (tl.program_id(0) % programs) * TILE + tl.arange(0, TILE)
-    mask = index < cols
-    code = tl.load(data_ptr + row * cols + index, mask=mask, other=0)
+    start = (tl.program_id(0) % programs).to(tl.int64) * TILE
+    first = row * cols + start
+    index = tl.arange(0, TILE)
+    mask = index < cols - start
+    code = tl.load(data_ptr + first + index, mask=mask, other=0)
     value = code.to(tl.float32) * tl.load(scale_ptr + row)
-    tl.store(out_ptr + row * cols + index, narrow(value, out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + first + index, narrow(value, out_ptr.dtype.element_ty), mask=mask)
 
 
 def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

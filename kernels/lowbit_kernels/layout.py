@@ -119,6 +119,15 @@ def _launch(linear: Tensor, swizzled: Tensor, back: bool) -> None:
         )
 
 
+def can_fuse(rows: int, across: int, matrices: int) -> bool:
+    """Say whether kernels of `matrices` with `rows` rows of `across` blocks can store their scales
+    swizzled: they count all blocks, the padded scales of a matrix and the words of 128 rows in 32
+    bits. Who cannot arranges afterwards.
+    """
+    high, wide = swizzled_shape(rows, across)
+    return matrices * rows * across < 2**31 and high * wide < 2**31 and across < 2**21
+
+
 def swizzled_shape(rows: int, cols: int) -> tuple[int, int]:
     """Return the rows and columns of whole tiles that hold `rows` x `cols` scales."""
     return rows + -rows % 128, cols + -cols % 4

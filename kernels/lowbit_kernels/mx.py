@@ -38,7 +38,7 @@ from lowbit_kernels import cpu, fp4_pairs, rounding
 from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
-from lowbit_kernels.layout import arrange, check, room
+from lowbit_kernels.layout import arrange, can_fuse, check, room
 from lowbit_kernels.mx_kernels import (
     _dequantize_kernel,
     _quantize_kernel,
@@ -169,7 +169,8 @@ def quantize(
     if (layout, nibbles) != ("linear", "low"):
         if element is not E2M1 and nibbles == "high":
             raise ValueError(f"{element.name} has no nibbles")
-        if use_kernel(w):
+        fused = can_fuse(w.shape[-2], w.shape[-1] // BLOCK, w.shape[:-2].numel())
+        if use_kernel(w) and fused:
             return _launch_quantize(w, element, rule, layout == "128x4", nibbles == "high")
         return arrange(*quantize(w, element, rule), layout, nibbles)
     if cpu.takes(w) and not use_kernel(w):

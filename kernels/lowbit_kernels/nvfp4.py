@@ -34,7 +34,7 @@ from lowbit_kernels import cpu, fp4_pairs, nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import OPTIONS, loadable, use_kernel
-from lowbit_kernels.layout import arrange, check, room
+from lowbit_kernels.layout import arrange, can_fuse, check, room
 from lowbit_kernels.nvfp4_kernels import _dequantize_kernel, _quantize_kernel, quantize_tile
 from lowbit_kernels.ops import Ops
 
@@ -224,7 +224,8 @@ def _quantize_arranged(
     nibbles: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize into a layout, in the same launch where there is one for the rule."""
-    if not use_kernel(w) or rule in ("four_over_six", "2d"):
+    fused = can_fuse(w.shape[-2], w.shape[-1] // BLOCK, w.shape[:-2].numel())
+    if not use_kernel(w) or not fused or rule in ("four_over_six", "2d"):
         packed, scale, global_scale = quantize(w, global_scale, rule, importance)
         return *arrange(packed, scale, layout, nibbles), global_scale
     if global_scale is None:

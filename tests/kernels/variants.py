@@ -51,12 +51,13 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
             back = {"ELEMENT": element, "ALIGNED": eights, "NATIVE": native, "TILE": 128}
             yield Variant("fp8", "_dequantize_kernel", data | out | flat, back, 2)
     warps = 8 if name == "fp32" else 4
-    block = {"BF16": bf16, "ALIGNED": True, "NATIVE": native, "RULE": "amax"}
+    block = {"BF16": bf16, "ALIGNED": True, "NATIVE": native, "RULE": "amax", "FAR": False}
     tile, row = block | {"HIGH": 128, "PER_ROW": False}, block | {"HIGH": 32, "PER_ROW": True}
     for constants, many in (
         (tile, warps),
         (row, warps // 4),
         (tile | {"RULE": "ue8m0", "ALIGNED": False}, 4 * warps),
+        (tile | {"FAR": True}, warps),
     ):
         for element in ("E4M3", "E5M2") if name == "bf16" else ("E4M3",):
             chosen = constants | {"ELEMENT": element}
@@ -64,6 +65,7 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
     for element in ("E4M3", "E5M2"):
         high = {"ELEMENT": element, "NATIVE": native, "ALIGNED": True, "HIGH": 128}
         high |= {"ALIGNED": False, "HIGH": 1} if name == "fp16" else {}
+        high["FAR"] = name == "fp32"
         yield Variant("fp8_block", "_dequantize_kernel", data | out | sides, high, 8)
     for element, stored in (("E4M3", "*u8"), ("E5M2", "*u8"), ("INT8", "*i8")):
         types = w | {"data_ptr": stored, "scale_ptr": "*fp32", "cols": "i32"}
