@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lowbit_kernels import rounding
+from lowbit_kernels.error import BAND
 from lowbit_kernels.formats import E8M0, Format
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import SCALE
@@ -101,18 +102,33 @@ def spread(
     `first_row` is where they begin in their matrix, a multiple of the rows of a block; `lead` is
     the place of the matrix in its stack.
     """
-    rows, cols = w.shape
+    rows = w.shape[0]
     step = step_of(scheme, parts, first_row, rows)
+    least, most = _scales(scheme, parts[SCALE])
+    high = BAND if w.device.type == "cpu" else max(rows, 1)
+    total = Spread(least=least, most=most)
+    for start in range(0, rows, high):
+        here = slice(start, start + high)
+        of_rows = step if step.shape[0] == 1 else step[here]
+        total = total.plus(_seen(scheme, w[here], v[here], of_rows, first_row + start, lead))
+    return total
+
+
+def _seen(
+    scheme: Scheme, w: Tensor, v: Tensor, step: Tensor, first_row: int, lead: tuple[int, ...]
+) -> Spread:
+    """Return what is known of rows, but for their scales; `step` is as of `step_of`."""
+    width = scheme.block[1] or w.shape[1]
     x = w.float()
     d = v - x
     lost = step == 0
     is_lost = bool(lost.any())
-    e = _over(d, torch.where(lost, 1.0, step) if is_lost else step, scheme.block[1] or cols)
+    e = _over(d, torch.where(lost, 1.0, step) if is_lost else step, width)
     squares = _per_block(scheme, e.square())
     dead = 0
     told = e.flatten()
     if is_lost:
-        here = _over(torch.ones_like(x), torch.where(lost, 0.0, 1.0), scheme.block[1] or cols) != 1
+        here = _over(torch.ones_like(x), torch.where(lost, 0.0, 1.0), width) != 1
         told = e[~here]
         dead = int(torch.count_nonzero(_per_block(scheme, (here & (x != 0)).float())))
     bins, far, bias = _grid(told, half_gap(scheme.element))
@@ -120,8 +136,7 @@ def spread(
     steps = step[:: scheme.block[0] or 1, :, 0].double().expand_as(squares)
     norms = torch.where(steps == 0, 1.0, steps) * squares.double().sqrt()
     worst = _worst(scheme, x, d, norms, first_row, lead)
-    least, most = _scales(scheme, parts[SCALE])
-    return Spread(bins, far, bias, zeros, norms.numel(), dead, least, most, worst)
+    return Spread(bins, far, bias, zeros, norms.numel(), dead, worst=worst)
 
 
 def _over(x: Tensor, step: Tensor, width: int) -> Tensor:
