@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lowbit_kernels import amax, fp8, fp8_block, hadamard, integer, mx, nvfp4, nvfp4_te
+from lowbit_kernels import amax, fp8, fp8_block, hadamard, integer, mx, nvfp4, nvfp4_te, rounding
 from lowbit_kernels.jit import INTERPRETED
 
 PATH = os.environ.get("LOWBIT_GOLDEN_PATH", "reference")
@@ -45,8 +45,14 @@ def _fp8_channel(x: Tensor, settings: dict) -> dict[str, Tensor]:
     return {"codes": data, "scales": scale, "dequant": fp8.dequantize_channel(data, scale, x.dtype)}
 
 
+def _mx_rule(settings: dict) -> str:
+    """Return our name of an oracle's rounding of scales."""
+    rounding_of_scales = settings.get("scale_rounding")
+    return rounding_of_scales if rounding_of_scales in mx.RULES else "amax"
+
+
 def _mxfp8(x: Tensor, settings: dict) -> dict[str, Tensor]:
-    data, scale = mx.quantize_mxfp8(x)
+    data, scale = mx.quantize_mxfp8(x, _mx_rule(settings))
     return {"codes": data, "scales": scale, "dequant": mx.dequantize(data, scale, x.dtype)}
 
 
@@ -64,7 +70,7 @@ def _fp8_block128(x: Tensor, settings: dict) -> dict[str, Tensor]:
 
 
 def _mxfp4(x: Tensor, settings: dict) -> dict[str, Tensor]:
-    packed, scale = mx.quantize_mxfp4(_pad(_matrix(x), 32))
+    packed, scale = mx.quantize_mxfp4(_pad(_matrix(x), 32), _mx_rule(settings))
     return {"codes": packed[:, : (x.shape[-1] + 1) // 2], "scales": scale}
 
 
@@ -112,7 +118,22 @@ def _int8_channel(x: Tensor, settings: dict) -> dict[str, Tensor]:
     return {"codes": data, "scales": scale, "dequant": dequant}
 
 
+def _cast_e4m3(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    if x.dtype != torch.float32:
+        raise ValueError("the oracle takes float32")
+    return {"codes": fp8.quantize_tensor(_matrix(x), torch.ones((), device=x.device))[0]}
+
+
+def _cast_e2m1(x: Tensor, settings: dict) -> dict[str, Tensor]:
+    """Round by the reference: no kernel does only that. -0 keeps its sign, as in the oracle."""
+    if x.dtype != torch.float32:
+        raise ValueError("the oracle takes float32")
+    return {"codes": rounding.pack(rounding.to_e2m1(x, torch.signbit(x)))}
+
+
 SCHEMES = {
+    "cast_e4m3": _cast_e4m3,
+    "cast_e2m1": _cast_e2m1,
     "fp8_block128": _fp8_block128,
     "fp8_block128_pow2": _fp8_block128,
     "fp8_1x128": _fp8_block128,
