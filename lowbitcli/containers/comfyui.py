@@ -141,6 +141,8 @@ def examine(listing: Listing) -> Examination:
             weights[name] = weight
         findings += problems
     for stem in _old(listing):
+        if f"{stem}.weight" in weights:  # marked, and a scale of older files beside it
+            continue
         data = listing.tensors.get(stem + ".weight")
         e5m2 = data is not None and data.dtype == "F8_E5M2"
         scheme = BY_NAME["fp8_tensor_e5m2" if e5m2 else "fp8_tensor"]

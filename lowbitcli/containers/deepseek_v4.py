@@ -158,5 +158,6 @@ DEEPSEEK_V4 = Container(
     detect=detect,
     examine=examine,
     declare=declare,
+    needs_config=True,
     unwritten=frozenset(BINDINGS),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lowbitcli.checkpoint.reader import Checkpoint, StoredTensor
-from lowbitcli.containers import Container, Listing, recognise
+from lowbitcli.containers import Container, Listing, recognise, suffixes
 from lowbitcli.containers.container import (
     MARKER_BYTES,
     MARKER_DTYPES,
@@ -122,8 +122,18 @@ def examine(
             continue
         weights[name] = _plain(stored, checkpoint, layouts)
     weights = dict(sorted(weights.items()))
-    findings = (*found.findings, *twice)
+    others = [] if container is PLAIN else suffixes.foreign(seen, found)
+    findings = (*found.findings, *others, *_otherwise(container, checkpoint), *twice)
     return Source(container, weights, findings, found.activations, found.notes)
+
+
+def _otherwise(container: Container, checkpoint: Checkpoint) -> list[Finding]:
+    """Report a config that declares another container than the one that the headers tell of."""
+    said = quantization_config(checkpoint.config).get("quant_method")
+    if container.needs_config or container is PLAIN or said in (None, container.name):
+        return []
+    message = f"it says quant_method {str(said)[:80]!r}, the headers say {container.name}"
+    return [Finding("mismatch", "config.json", message)]
 
 
 def _twice(weight: SourceWeight) -> Finding:
