@@ -155,3 +155,18 @@ def test_conv1d_is_quantized_where_a_recipe_says_how_it_lies(tmp_path):
     request = Request(recipe=request.recipe, container="compressed-tensors")
     done = quantize(source, tmp_path / "ct", request, device="cpu")
     assert "readers of compressed-tensors do not expect" in done.plan.weights[0].kept
+
+
+def test_a_kept_stack_is_held_against_the_source_as_it_is_stored(tmp_path):
+    """`in_out` says nothing of the rows of gate and up, so that stack stays; the other does not."""
+    source = unknown(tmp_path / "source")
+    text = """
+        rules: [{match: "*", scheme: nvfp4}]
+        layout: {"*.gate_up_proj": in_out, "*.down_proj": in_out}
+        """
+    said = recipe(tmp_path / "recipe.yaml", text)
+    request = Request(recipe=str(said), container="compressed-tensors")
+    output = quantize(source, tmp_path / "out", request, device="cpu").output
+    assert checkpoints.read(output)[UP].shape == checkpoints.read(source)[UP].shape
+    assert DOWN not in checkpoints.read(output)
+    assert not problems(output, source)
