@@ -109,7 +109,8 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         return _as_it_is(weight, decision.reason)
     reason, hint = _unstacked(weight, conditions)
     if reason:
-        strict = conditions.strict and conditions.container.stacks != "only"
+        stack = weight.plain is not None or is_stack(weight.name, len(weight.shape))
+        strict = conditions.strict and (stack or conditions.container.stacks != "only")
         return _refused(weight, decision, reason, strict, hint)
     if weight.plain is None and not weight.name.endswith(".weight"):
         return _refused(weight, decision, "its name does not end in .weight")

@@ -82,6 +82,9 @@ def test_what_is_ambiguous_is_kept_or_refused_never_guessed(tmp_path):
     with pytest.raises(UnsupportedError, match=AMBIGUOUS) as caught:
         quantize(source, tmp_path / "x", Request(scheme="nvfp4", strict=True), device="cpu")
     assert "layout:" in caught.value.hint and "in_out" in caught.value.hint
+    with pytest.raises(UnsupportedError, match=AMBIGUOUS):  # also where nothing but stacks counts
+        request = Request(scheme="mxfp4", container="gpt-oss", strict=True)
+        quantize(source, tmp_path / "x", request, device="cpu")
     exact = recipe(tmp_path / "r.yaml", f"rules: [{{match: '{UP}', scheme: nvfp4}}]")
     with pytest.raises(RecipeError, match=AMBIGUOUS) as caught:
         quantize(source, tmp_path / "x", Request(recipe=exact), device="cpu")
