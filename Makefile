@@ -21,7 +21,7 @@ CONSTRAINTS := $(if $(GPU),,-c constraints-cpu.txt)
 ARGS ?=
 WORKERS ?= auto
 
-.PHONY: demo test faults test-consumers lint format clean setup
+.PHONY: aot demo test faults test-consumers lint format clean setup
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)

@@ -62,6 +62,22 @@ def _compile_all(arch: int) -> list[dict]:
     return rows
 
 
+def _table(found: dict[int, list[dict]]) -> list[str]:
+    """Return lines of Markdown: the most registers of each kernel, and what it spills."""
+    lines = [f"| kernel | {' | '.join(f'sm_{arch}' for arch in found)} |"]
+    lines.append("|---" * (len(found) + 1) + "|")
+    for kernel in sorted({row["kernel"] for rows in found.values() for row in rows}):
+        cells = []
+        for rows in found.values():
+            usages = [row["usage"] for row in rows if row["kernel"] == kernel]
+            most = max((usage["REG"] for usage in usages), default="")
+            spilled = max((usage["STACK"] + usage["LOCAL"] for usage in usages), default=0)
+            cells.append(f"{most} ({spilled} bytes of stack)" if spilled else str(most))
+        lines.append(f"| {kernel} | {' | '.join(cells)} |")
+    counts = ", ".join(f"{len(rows)} for sm_{arch}" for arch, rows in found.items())
+    return [*lines, "", f"Variants compiled: {counts}."]
+
+
 def _held(code: str) -> list[str]:
     """Return how many elements a thread holds together where `fp4_pairs` takes signs of words."""
     layouts = dict(re.findall(r"^(#\w+) = .*?sizePerThread = \[([\d, ]+)\]", code, re.M))
@@ -121,9 +137,13 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         print(json.dumps(_compile_all(int(sys.argv[1]))))
     else:
+        found = {}
         for arch in (80, 90, 100, 120):
-            for row in _compile_all(arch):
+            compiled = _compile_all(arch)
+            for row in compiled:
                 usage = " ".join(f"{key.lower()} {n:3}" for key, n in row["usage"].items())
                 types = row["types"]
                 source = types.get("w_ptr", types.get("out_ptr", "table"))
                 print(f"sm_{arch:<3} {row['kernel']:32} {source:6} {usage}", row["constants"])
+            found[arch] = compiled
+        print("\n".join(_table(found)))
