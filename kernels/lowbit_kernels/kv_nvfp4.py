@@ -26,6 +26,10 @@ from lowbit_kernels import amax as amax_of
 from lowbit_kernels import layout, nvfp4_te, rounding
 from lowbit_kernels.checks import check_scale
 from lowbit_kernels.formats import E2M1_VALUES
+from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
+from lowbit_kernels.layout import store_scales
+from lowbit_kernels.nvfp4_te import _inverse, _signed_codes
+from lowbit_kernels.rounding import encode_e4m3, magnitude_bits, pack_nibbles, widen
 
 BLOCK = 16
 LARGEST = 6.0 * 448.0
@@ -54,6 +58,72 @@ def _check(x: Tensor, name: str) -> None:
         raise ValueError(f"the {rows} rows of {name} {list(x.shape)} are no multiple of 16")
 
 
+def _quantize_reference(rows: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+    """Return packed codes and scales in tiles of `rows [R, C]`; `amax` is that of all."""
+    blocks = rows.contiguous().float().unflatten(-1, (-1, BLOCK))
+    packed, scale = nvfp4_te.quantize_blocks(blocks, amax, tall=False)
+    return packed, layout.swizzle(scale)
+
+
+@jit
+def _kv_kernel(
+    x_ptr,  # [blocks, 16] fp16, or bf16 as int16
+    packed_ptr,  # [blocks] int64
+    scale_ptr,  # tiles of E4M3 as uint8
+    amax_ptr,  # fp32, one number
+    blocks,
+    rows,
+    across,  # blocks of a row
+    BF16: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Quantize TILE blocks and store their scales where they belong in the tiles."""
+    first = tl.program_id(0).to(tl.int64) * TILE
+    index = tl.arange(0, TILE)
+    mask = index < blocks - first
+    column = tl.arange(0, 8)[None, :]
+    offset = first * 16 + index[:, None] * 16 + column
+    low = widen(tl.load(x_ptr + offset, mask=mask[:, None], other=0), BF16)
+    high = widen(tl.load(x_ptr + offset + 8, mask=mask[:, None], other=0), BF16)
+    top = tl.max(tl.maximum(magnitude_bits(low), magnitude_bits(high)), axis=1)
+
+    amax = tl.load(amax_ptr)
+    encode = tl.math.div_rn(2688.0, amax)
+    encode = tl.where(encode > 3.4028234663852886e38, 3.4028234663852886e38, encode)
+    encode = tl.where((amax == 0) | (encode == 0), 1.0, encode)
+    sixth = encode * tl.math.div_rn(1.0, 6.0)
+    code = encode_e4m3(tl.cast(top, tl.float32, bitcast=True) * sixth)
+    store_scales(scale_ptr, code, first, index, mask, rows, across, True)
+
+    inverse = _inverse(code, tl.math.div_rn(1.0, encode))[:, None]
+    low_word = pack_nibbles(_signed_codes(low, inverse), column, 1)
+    high_word = pack_nibbles(_signed_codes(high, inverse), column, 1)
+    word = (low_word.to(tl.int64) & 0xFFFFFFFF) | (high_word.to(tl.int64) << 32)
+    tl.store(packed_ptr + first + index, word, mask=mask)
+
+
+def _launch(rows: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+    across, tile = rows.shape[1] // BLOCK, 128
+    packed = torch.empty((rows.shape[0], across * 8), dtype=torch.uint8, device=rows.device)
+    shape = (rows.shape[0], across)
+    scale = layout.room(shape, torch.float8_e4m3fn, rows.device, True)
+    blocks = rows.shape[0] * across
+    with torch.cuda.device_of(rows):
+        _kv_kernel[(-(-blocks // tile),)](
+            loadable(rows),
+            packed.view(torch.int64),
+            scale.view(torch.uint8),
+            amax,
+            blocks,
+            rows.shape[0],
+            across,
+            BF16=rows.dtype == torch.bfloat16,
+            TILE=tile,
+            **OPTIONS,
+        )
+    return packed, scale
+
+
 def quantize(x: Tensor, name: str = "x") -> Quantized:
     """Quantize `x [tokens, heads, dim]` or `[rows, dim]`, bf16 or fp16; `name` is what it is called
     in errors.
@@ -64,12 +134,10 @@ def quantize(x: Tensor, name: str = "x") -> Quantized:
     _check(x, name)
     rows = x.reshape(-1, x.shape[-1])
     amax = amax_of.matrix(rows)
-    blocks = rows.contiguous().float().unflatten(-1, (-1, BLOCK))
-    packed, scale = nvfp4_te.quantize_blocks(blocks, amax, tall=False)
+    run = _launch if use_kernel(rows) else _quantize_reference
+    packed, scale = run(rows, amax)
     global_scale = amax / torch.full_like(amax, LARGEST)
-    return Quantized(
-        packed.reshape(*x.shape[:-1], x.shape[-1] // 2), layout.swizzle(scale), global_scale
-    )
+    return Quantized(packed.reshape(*x.shape[:-1], x.shape[-1] // 2), scale, global_scale)
 
 
 def quantize_kv(k: Tensor, v: Tensor) -> tuple[Quantized, Quantized]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lowbit_kernels import kv_nvfp4
-from tests.kernels import samples
+from tests.kernels import agreement_kv, samples
 from tests.kernels.samples import difference
 
 pytestmark = pytest.mark.gpu
@@ -25,3 +25,7 @@ def test_the_bytes_of_the_cpu(shape, dtype):
                 on_cpu.packed, on_cpu.scale, None if shared is None else on_cpu.global_scale
             )
             assert difference(got, want) == "", name
+
+
+def test_kernel_equals_reference():
+    assert agreement_kv.run("cuda") == []

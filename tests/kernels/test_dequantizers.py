@@ -139,6 +139,7 @@ def test_saved_and_loaded(tmp_path):
             assert (mine is None) == (other is None)
             assert mine is None or difference(other, mine) == ""
         assert difference(back.dequantize(), q.dequantize()) == ""
+        assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0  # tensors lie aligned
         # The package that defines the format reads the same.
         with safe_open(path, "pt") as file:
             assert file.metadata()["mode"] == q.mode.value
@@ -154,6 +155,11 @@ def test_a_damaged_file_is_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"q\.safetensors"):
             QuantizedTensor.load(path)
+    for offsets in (b"[0, 9]", b"[4, 2]", b"[-8,0]"):
+        tensor_file.write(path, {"data": torch.zeros(2)}, {})
+        path.write_bytes(path.read_bytes().replace(b"[0, 8]", offsets))
+        with pytest.raises(ValueError, match="data is not in the file"):
+            tensor_file.read(path)
     tensor_file.write(path, {"data": torch.zeros(2)}, {"format": "another"})
     with pytest.raises(ValueError, match="no quantized tensor"):
         QuantizedTensor.load(path)

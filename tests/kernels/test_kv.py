@@ -1,6 +1,9 @@
 """Keys and values in NVFP4: bits of the package that they follow, tiles by a written-out offset."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ from safetensors.torch import load_file
 from lowbit_kernels import kv_nvfp4
 from tests.kernels.samples import difference
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "kernels"
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "kernels"
 KV = (torch.bfloat16, torch.float16)
 CASES = [
     c["input"]
@@ -110,6 +114,12 @@ def test_keys_and_values_are_apart():
     assert both[0].global_scale != both[1].global_scale
 
 
+def test_both_are_looked_at_before_either_is_quantized(monkeypatch):
+    monkeypatch.setattr(kv_nvfp4, "quantize", None)
+    with pytest.raises(ValueError, match="dimension of V"):
+        kv_nvfp4.quantize_kv(ZEROS, ZEROS[:, :8])
+
+
 def test_what_is_not_contiguous_and_zeros():
     x = torch.randn(64, 4, 16).bfloat16().transpose(0, 1)
     for got, want in zip(kv_nvfp4.quantize(x), kv_nvfp4.quantize(x.contiguous()), strict=True):
@@ -146,3 +156,18 @@ def test_refused(name):
     call, words = REFUSED[name]
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_kernel_equals_reference_in_the_interpreter():
+    pytest.importorskip("triton", reason="triton is not installed")
+    env = dict(os.environ, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.agreement_kv"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == []

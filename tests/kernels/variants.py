@@ -141,6 +141,10 @@ def _te(w: dict, bf16: bool) -> Iterator[Variant]:
     for tall, divisor in ((False, 1536.0), (True, 2688.0)):
         constants = {"BF16": bf16, "TALL": tall, "DIVISOR": divisor, "WIDE": 8}
         yield Variant("nvfp4_te", "_te_kernel", types, constants)
+    if w["w_ptr"] != "*fp32":
+        types = {"x_ptr": w["w_ptr"], "packed_ptr": "*i64", "scale_ptr": "*u8", "amax_ptr": "*fp32"}
+        types |= dict.fromkeys(("blocks", "rows", "across"), "i32")
+        yield Variant("kv_nvfp4", "_kv_kernel", types, {"BF16": bf16, "TILE": 128})
     types = {"x_ptr": w["w_ptr"], "matrix_ptr": "*fp32", "out_ptr": "*fp32", "blocks": "i32"}
     yield Variant("hadamard", "_rotate_kernel", types, {"BF16": bf16, "TILE": 64})
 
