@@ -104,6 +104,13 @@ def test_names_break_after_dots_and_nowhere_is_a_space_put():
     assert "model.<wbr>layers.<wbr>0.<wbr>q_proj.<wbr>weight</th>" in text
 
 
+def test_a_table_that_is_too_wide_scrolls_by_itself():
+    text = page(found(problems=(Problem("bound", "w", "m"),)))
+    of_histograms = text.count('<summary class="small">The numbers</summary><table>')
+    assert of_histograms == 1
+    assert text.count("<table") == len(re.findall(r'<div class="wide"[^>]*><table', text)) + 1
+
+
 def test_paper_and_small_screens_are_thought_of():
     for rule in ("@media print", "max-width: 40rem", "prefers-color-scheme: dark",
                  "details::details-content", "print-color-adjust: exact"):  # fmt: skip
