@@ -30,6 +30,7 @@ from lowbitcli.tensors import DATA, DTYPES, GLOBAL_SCALE, SCALE
 
 FP32_WRITER = 2.0**-21
 BF16_WRITER = 2.0**-7
+RESCALED_WRITER = 2.0**-4  # scales of blocks were rounded to E4M3 after the codes had been made
 # A scheme that multiplies by a reciprocal, or a rule with an order of operations of its own
 # (four_over_six), is not listed: its codes are held against the widened interval.
 EXACT = (

@@ -18,9 +18,8 @@ from lowbitcli.plan.pad import widened_like
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
 from lowbitcli.schemes import BY_NAME
-from lowbitcli.verify import compare, scales, structure
+from lowbitcli.verify import compare, nearness, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of
-from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER, is_exact
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.limits import Demands, limited
 from lowbitcli.verify.lint import linted
@@ -41,9 +40,6 @@ from lowbitcli.verify.spread import Spread, half_gap
 # Called with bytes done, bytes in all, and the name of what is being worked on.
 Progress = Callable[[int, int, str], None]
 NO_SOURCE = "no source was named"
-# ModelOpt 0.47 divides by a scalar, which leaves the quotient in the weight's dtype.
-DIVIDED_IN_BF16 = (("modelopt", "fp8_tensor"),)
-HOW_NEAR = {None: "exactly", FP32_WRITER: "to 2^-21", BF16_WRITER: "to 2^-7"}
 
 
 def verify(
@@ -211,7 +207,12 @@ class _Run:
                 problems[what] += self._compare(weight, other, self.source)
         return [
             Step(equal, counts[equal], tuple(problems[equal])),
-            Step(numbers, counts[numbers], tuple(problems[numbers]), note=self._how_near()),
+            Step(
+                numbers,
+                counts[numbers],
+                tuple(problems[numbers]),
+                note=nearness.told(self.widenings),
+            ),
             Step(
                 values,
                 counts[values],
@@ -249,7 +250,9 @@ class _Run:
         theirs = Rows(source, other, self.device, tested=False)
         try:
             if weight.scheme is not None:
-                widening = self._widening(ours, other.dtype)
+                widening = self.widening or nearness.widening(
+                    ours, other.dtype, self.manifest, self.ours.container.name
+                )
                 self.widenings[widening] += 1
                 row, problems, spread = compare.quantized(ours, theirs, widening)
                 seen = self.spreads.get(row.scheme, Spread())
@@ -261,34 +264,6 @@ class _Run:
             return [Problem("unreadable", weight.name, str(error), weight.file)]
         self.rows[weight.name] = row
         return problems
-
-    def _widening(self, ours: Rows, dtype: str) -> float | None:
-        """Return how far an element may lie outside; None where its code is known exactly.
-
-        `dtype` is that of the source.
-
-        Raises:
-            UnreadableError: the scales cannot be read.
-        """
-        scheme, rule = ours.weight.scheme, self.made.rounded.get(ours.weight.name)
-        if self.widening is not None:
-            return self.widening
-        if rule is not None and scheme is not None:
-            return None if is_exact(scheme, (rule,)) else FP32_WRITER
-        in_bf16 = ours.is_from_bf16 or (
-            self.manifest is None
-            and scheme is not None
-            and (self.ours.container.name, scheme.name) in DIVIDED_IN_BF16
-            and dtype in ("BF16", "F16")
-        )
-        return BF16_WRITER if in_bf16 else FP32_WRITER
-
-    def _how_near(self) -> str:
-        """Return how many weights were held to their codes how exactly."""
-        found = sorted(self.widenings.items(), key=lambda item: item[0] or 0.0)
-        return ", ".join(
-            f"{count:,} {HOW_NEAR.get(widening, f'to {widening}')}" for widening, count in found
-        )
 
     def _verification(self) -> Verification:
         summary = Summary(

@@ -2,7 +2,8 @@
 
 Tensors that do not change are copied and held against the manifest, where there is one, so that
 what is damaged does not get a new proof. The output is staged, appears whole, and has a manifest of
-its own, of which `made` says of a weight whose scales were rounded again nothing more.
+its own, whose recipe names the weights whose scales were rounded again: what they stand for may
+be half a step of an E4M3 scale off, and no code is known any more to be the nearest.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from lowbitcli.plan.source import examine
 from lowbitcli.tensors import safe
 from lowbitcli.verify import mend_config, mend_scales
 from lowbitcli.verify.consumers import Seen
-from lowbitcli.verify.mend_scales import Scales
+from lowbitcli.verify.mend_scales import RESCALED, Scales
 
 COPY = 16 << 20
 _PROOF = (
@@ -101,6 +102,8 @@ def _text(document: Mapping[str, Any]) -> bytes:
 def _write(work: _Work, staged: StagedOutput, changes: tuple[str, ...]) -> None:
     checkpoint, said = work.checkpoint, work.said
     recipe = {**(dict(said.recipe) if said is not None else {}), "fixed": list(changes)}
+    if work.scales.rounded:
+        recipe[RESCALED] = sorted(work.scales.rounded)
     digest = hashlib.sha256(json.dumps([*changes, __version__]).encode()).hexdigest()
     made = said.made if said is not None and said.made is not None else Made()
     made = Made({x: y for x, y in made.rounded.items() if x not in work.scales.rounded}, made.kept)

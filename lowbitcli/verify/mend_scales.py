@@ -27,6 +27,7 @@ from lowbitcli.verify.consumers import Seen, many
 from lowbitcli.verify.rules_config import CT
 
 MOST = 0.1
+RESCALED = "rescaled"  # in a manifest's recipe: weights whose scales were rounded again
 # container -> (suffix of codes, of the global scale)
 GLOBAL = {
     CT: (".weight_packed", ".weight_global_scale"),

@@ -10,7 +10,7 @@ from lowbitcli import api
 from lowbitcli.errors import CheckpointError, OutputError, UsageError
 from lowbitcli.verify import FAIL
 from tests import checkpoints
-from tests.checkpoints import LAYER, hashes, same, sharded, weight
+from tests.checkpoints import LAYER, hashes, same, sharded, single, weight
 from tests.verify.asked import config, made
 from tests.verify.planted import DOWN, GATE, UP, change, model, poke
 
@@ -91,6 +91,22 @@ def test_a_global_scale_of_any_ratio_is_moved_with_a_loss_that_is_told(differing
     assert f"{UP[:-1]} to {lost:.3g}" in found.fixed[0]
     assert all(same(before[x], after[x]) for x in before if x != name)
     assert failed(tmp_path / "new") == []
+
+
+def test_what_was_rounded_again_is_held_to_half_a_step_of_its_scales(tmp_path):
+    tensors = {GATE + "weight": weight(64, 64, 0.02), UP + "weight": weight(64, 64, 0.03)}
+    source = single(tmp_path / "whole", tensors)
+    alone = {name: made(tmp_path / name, "nvfp4", "compressed-tensors", {name: tensors[name]})
+             for name in tensors}  # fmt: skip
+    output, other = alone.values()
+    change(output, lambda one: one.update(checkpoints.read(other)))
+    assert [x.kind for x in api.verify(output, against=source, device="cpu").failures] == ["shared"]
+    found = fixed(output, tmp_path / "new", against=source)
+    assert found.failures == ()
+    (check,) = [one for one in found.checks if one.what.startswith("quantized weights against")]
+    assert check.note == "1 to 2^-21, 1 to 2^-4"
+    recipe = json.loads((tmp_path / "new" / "lowbit.json").read_text())["recipe"]
+    assert len(recipe["rescaled"]) == 1
 
 
 def test_global_scales_too_far_apart_are_left_and_said_to_be(differing, tmp_path):
