@@ -10,6 +10,7 @@ Source: the format's own description at https://github.com/huggingface/safetenso
 because the kernels depend on nothing but torch.
 """
 
+import ctypes
 import json
 import os
 from collections.abc import Mapping
@@ -43,9 +44,10 @@ def write(
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is {tensor.dtype}, files hold {', '.join(_NAMES.values())}")
-        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        flat = tensor.detach().cpu().contiguous()
         start = len(content)
-        content += flat.numpy().tobytes()
+        # torch alone hands out bytes by way of numpy, which need not be there.
+        content += ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),

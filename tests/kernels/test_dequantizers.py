@@ -109,6 +109,8 @@ def some():
     yield dequantizers.quantize(w, ScalingMode.NVFP4_2D, signs=hadamard.SIGNS)
     yield dequantizers.quantize(w.view(2, 3, 96), ScalingMode.NVFP4_1D)
     yield dequantizers.quantize(w.view(2, 3, 96), ScalingMode.CURRENT_TENSOR)
+    yield dequantizers.quantize(w[:0], ScalingMode.MXFP8_1D)
+    yield dequantizers.quantize(w.T[:32].T, ScalingMode.NO_SCALING)
     yield QuantizedTensor(*fp8.quantize_tensor(w, element=fp8.E5M2), ScalingMode.CURRENT_TENSOR)
 
 
