@@ -8,6 +8,7 @@
 | read | every byte of source and output with `pread`, in pieces of 16 MB, one after the other |
 | alone | `verify OUT`: structure, scales, order of codes, hashes of the manifest |
 | against | `verify OUT --against SRC`: all of that, and every element |
+| CPU | against / read, both in seconds of all threads: what load leaves as it is |
 | of reading | against / read |
 
 All in this process, one after the other, `--repeats` times; medians of times, and the median of
@@ -57,24 +58,25 @@ def source(folder: Path, megabytes: int) -> Path:
     return root
 
 
-def read(*roots: Path) -> float:
-    """Return the seconds that reading every tensor file takes."""
-    start, buffer = time.perf_counter(), bytearray(PIECE)
+def read(*roots: Path) -> tuple[float, float]:
+    """Return the seconds that reading every tensor file takes, by the clock and of the CPU."""
+    start, busy, buffer = time.perf_counter(), time.process_time(), bytearray(PIECE)
     for root in roots:
         for path in sorted(root.glob("*.safetensors")):
             with open(path, "rb", buffering=0) as file:
                 while file.readinto(buffer):
                     pass
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - busy
 
 
-def timed(output: Path, against: Path | None) -> float:
-    """Return the seconds that a verification takes, and refuse one that finds something."""
-    start = time.perf_counter()
+def timed(output: Path, against: Path | None) -> tuple[float, float]:
+    """Return the seconds that a verification takes, by the clock and of the CPU; refuse one that
+    finds something."""
+    start, busy = time.perf_counter(), time.process_time()
     found = api.verify(output, against=against, device="cpu")
     if found.failures:
         raise SystemExit(f"{output}: {found.failures[0].message}")
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - busy
 
 
 def size(*roots: Path) -> int:
@@ -88,14 +90,19 @@ def speed(model: Path, scheme: str, repeats: int, folder: Path) -> dict[str, obj
     rounds = [
         (read(model, output), timed(output, None), timed(output, model)) for _ in range(repeats)
     ]
-    reads, alone, against = (statistics.median(column) for column in zip(*rounds, strict=True))
-    ratio = statistics.median(one[2] / one[0] for one in rounds)
+    reads, alone, against = (
+        statistics.median(one[0] for one in column) for column in zip(*rounds, strict=True)
+    )
+    ratio = statistics.median(one[2][0] / one[0][0] for one in rounds)
+    busy = statistics.median(one[2][1] for one in rounds)
+    cpu = busy / statistics.median(one[0][1] for one in rounds)
     gigabytes = size(model, output) / 1e9
     print(
         f"{scheme:14} {gigabytes:6.2f} GB  read {reads:7.2f} s  alone {alone:7.2f} s  "
-        f"against {against:7.2f} s  {ratio:6.1f} times reading, {gigabytes / against:5.2f} GB/s"
+        f"against {against:7.2f} s ({busy:.2f} s of CPU)  CPU {cpu:6.1f}  of reading {ratio:6.1f}"
     )
-    return {"scheme": scheme, "gb": gigabytes, "rounds": rounds, "ratio": ratio}
+    result = {"scheme": scheme, "gb": gigabytes, "rounds": rounds}
+    return {**result, "ratio": ratio, "cpu": cpu, "busy": busy}
 
 
 CHILD = """
