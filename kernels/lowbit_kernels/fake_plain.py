@@ -125,7 +125,7 @@ def _mx(x: Tensor, element: Format, block_size: int) -> Tensor:
 
 def _nvfp4(x: Tensor, amax: Tensor | None, block_size: int) -> Tensor:
     """Return `x [R, C]` after rounding to NVFP4 in blocks of `block_size`."""
-    shared = None if amax is None else nvfp4.global_scale_of(amax.float().amax())
+    shared = None if amax is None else nvfp4.global_scale_of(amax.to(x.device).float().amax())
     if block_size == nvfp4.BLOCK:
         return nvfp4.dequantize(*nvfp4.quantize(x, shared), x.dtype)
     g = nvfp4.global_scale_of(amax_of.matrix(x)) if shared is None else shared

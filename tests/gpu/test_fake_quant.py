@@ -67,3 +67,13 @@ def test_one_graph_for_torch_compile_and_the_same_bits():
     assert difference(compiled(x), both(x)) == ""
     got = torch.autograd.grad(compiled(x).sum(), x)[0]
     assert difference(got, torch.autograd.grad(both(x).sum(), x)[0]) == ""
+
+
+def test_amax_may_lie_on_the_cpu():
+    x, amax = torch.randn(32, 64), torch.tensor(2.0)
+    for function in (
+        lambda x: fake_quant.dynamic_block_quant(x, 16, amax, None, (2, 1), (4, 3)),
+        lambda x: fake_quant.fake_tensor_quant(x, amax),
+        lambda x: fake_quant.scaled_e4m3(x, amax),
+    ):
+        assert difference(function(x.cuda()), function(x)) == ""

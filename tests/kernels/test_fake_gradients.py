@@ -96,7 +96,7 @@ def test_the_gradient_goes_straight_through_within_amax(name, dtype):
 @pytest.mark.parametrize("narrow", [False, True])
 def test_casts_clip_at_their_range(unsigned, narrow):
     x = torch.arange(-20, 21).float() * 0.45
-    x[:2] = torch.tensor([-8.0, -7.0])
+    x[:4] = torch.tensor([-8.0, -7.0, 6.0, -6.0])
     upstream = torch.arange(1.0, 42.0)
     least, most = (0, 15) if unsigned else (-7 if narrow else -8, 7)
     grad, y = gradient(lambda x: fake_quant.int_cast(x, 4, unsigned, narrow), x, upstream)
