@@ -54,17 +54,24 @@ def takes(seen: Seen, consumer: str, entry: str, module: str) -> bool:
         return consumer == "sglang" and module.endswith(f".{entry}")
     if seen.container == "modelopt":
         if consumer == "vllm":
-            return entry in module or any(fnmatchcase(module, one) for one in _stars(entry))
-        if consumer == "sglang" and any(fnmatchcase(x, entry) for x in module.split(".")):
+            return entry in module or any(_globs(module, one) for one in _stars(entry))
+        if consumer == "sglang" and any(_globs(part, entry) for part in module.split(".")):
             return True
-        return fnmatchcase(module, entry)
+        return _globs(module, entry)
     if consumer == "transformers":
         end = _end(entry, module)
         whole = end is not None and (
             end == len(module) or module[end] == "." or module[end - 1 : end] == "."
         )
         return whole or module.endswith(entry)
-    return consumer == "tensorrt-llm" and fnmatchcase(module, entry)
+    return consumer == "tensorrt-llm" and _globs(module, entry)
+
+
+def _globs(name: str, entry: str) -> bool:
+    """Does a glob take a name? Most entries are none, of which there are many."""
+    if "*" in entry or "?" in entry or "[" in entry:
+        return fnmatchcase(name, entry)
+    return name == entry
 
 
 def _stars(entry: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lowbitcli import api
-from lowbitcli.errors import UsageError
+from lowbitcli.errors import UnsupportedError, UsageError
 from lowbitcli.verify import CONSUMERS, FAIL
 from lowbitcli.verify.reading import OK, READS
 from tests import checkpoints
@@ -251,3 +251,16 @@ def test_what_peers_wrote_is_found_wrong_for_those_alone_who_cannot_read_it(path
         if any(one.severity == FAIL for one in asked(path.parent, consumer))
     }
     assert found == wrong
+
+
+def test_of_a_pipeline_each_component_is_asked(tmp_path):
+    source = tmp_path / "pipe"
+    single(source / "transformer", {"blocks.0.attn.to_q.weight": weight(64, 64)})
+    single(source / "text_encoder", {Q + "weight": weight(64, 64)})
+    (source / "model_index.json").write_text("{}")
+    api.quantize(source, tmp_path / "out", api.Request(container="lowbit"), device="cpu")
+    found = told(tmp_path / "out", "vllm", "does not know lowbit's own container")
+    assert found.tensor == "transformer/blocks.0.attn.to_q.weight"
+    assert found.file == "transformer/model.safetensors"
+    with pytest.raises(UnsupportedError, match="not fixed as a whole"):
+        api.verify(tmp_path / "out", device="cpu", fix=tmp_path / "new")
