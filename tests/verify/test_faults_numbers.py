@@ -32,7 +32,7 @@ def test_one_flipped_code(planted):
     assert found.exit_code == 1
     text = message(found, "bound")
     assert text.startswith("1 of 4096 elements are not in the interval of their code; the first at")
-    assert "row 5, column 6:" in text
+    assert "row 5, column 6, block [5, 0]:" in text
     (row,) = [row for row in found.weights if row.name == DOWN + "weight"]
     assert row.figures is not None
     assert (row.figures.outside, row.figures.first_outside) == (1, (5, 6))
@@ -44,7 +44,8 @@ def test_one_flipped_fp8_code(planted, scheme):
     poke(output, DOWN + "weight", 64 * 7 + 2, lambda byte: byte ^ 0x01)
     found = planted.verify(output)
     assert told(found) == [("fail", "bound", DOWN + "weight")]
-    assert "row 7, column 2:" in message(found, "bound")
+    block = [0, 0] if scheme == "fp8_tensor" else [7, 0]
+    assert f"row 7, column 2, block {block}:" in message(found, "bound")
 
 
 def test_a_tie_rounded_to_odd_is_wrong_where_lowbit_wrote_it(tmp_path):
