@@ -9,6 +9,8 @@ A NaN makes NaN of its sixteen columns. An Inf makes each of them Inf, with eith
 NaN of those where their signs differ.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,9 @@ WIDTH = 16
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
+@functools.lru_cache(maxsize=16)
 def _matrix(signs: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return diag(signs) H / 4, fp32 `[16, 16]`."""
+    """Return diag(signs) H / 4, fp32 `[16, 16]`, kept on the device once it is there."""
     if len(signs) != WIDTH or any(s not in (1, -1) for s in signs):
         raise ValueError("signs are sixteen of 1 and -1")
     index = torch.arange(WIDTH, device=device)
