@@ -21,9 +21,10 @@ from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
 from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
 from lowbitcli.plan.pad import padded
-from lowbitcli.plan.shards import DIFFUSERS, Placed, place
+from lowbitcli.plan.shards import Placed, index_name, place
 from lowbitcli.plan.source import Source, SourceWeight, examine, lying, refuse_findings
 from lowbitcli.plan.split import modules_of
+from lowbitcli.plan.unshared import unshared
 from lowbitcli.recipe import Recipe
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
@@ -48,6 +49,7 @@ def build(
     Raises:
         CheckpointError: the source is wrong, or declares what is not read.
         RecipeError: the recipe asks for what cannot be done; see `choose`.
+        UnsupportedError: a strict one would leave what its readers cannot take.
     """
     layouts = recipe.layouts
     source = examine(
@@ -80,7 +82,11 @@ def build(
         )
         for weight, choice in apart
     ]
-    told = (*source.notes, *readers_of((weight for weight, _ in apart), model))
+    told = (
+        *source.notes,
+        *readers_of((weight for weight, _ in apart), model),
+        *unshared(checkpoint, weights, container.name, strict=conditions.strict),
+    )
     source = replace(source, notes=told)
     said: dict[str, Any] = {
         "name": recipe.name,
@@ -220,7 +226,7 @@ def _assemble(
         files=files,
         config=config,
         index=index,
-        index_name=_index_name(files),
+        index_name=index_name(file.name for file in files),
         sidecars=sidecars,
         notes=tuple(notes),
         digest=name,
@@ -314,12 +320,6 @@ def _files(
         size = max((entry.stop for entry in entries.values()), default=len(header))
         files.append(OutputFile(name, header, entries, size))
     return tuple(files)
-
-
-def _index_name(files: Sequence[OutputFile]) -> str:
-    """Return what loaders of these files call their index."""
-    stem = DIFFUSERS if any(file.name.startswith(DIFFUSERS) for file in files) else "model"
-    return f"{stem}.safetensors.index.json"
 
 
 def _carried(metadata: Mapping[str, str]) -> dict[str, str]:

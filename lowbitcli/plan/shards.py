@@ -10,7 +10,7 @@ in one file, and a weight larger than the limit has a file to itself. Headers do
 do not in huggingface_hub 2.4 (`serialization/_base.py`), which cuts the same way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lowbitcli.checkpoint.reader import Checkpoint
@@ -96,3 +96,9 @@ def _moved(weight: Weight, file: str) -> Weight:
         return weight
     writes = {name: part._replace(file=file) for name, part in weight.writes.items()}
     return replace(weight, writes=writes)
+
+
+def index_name(files: Iterable[str]) -> str:
+    """Return what loaders of these files call their index."""
+    stem = DIFFUSERS if any(name.startswith(DIFFUSERS) for name in files) else "model"
+    return f"{stem}.safetensors.index.json"
