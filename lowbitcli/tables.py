@@ -139,8 +139,9 @@ def recipe_lines(recipe: Recipe, plan: Plan, *, everything: bool = False) -> lis
     """Tell which rule of a recipe takes which tensor of a plan, and why the others are kept."""
     matcher = Matcher(recipe)
     rows: list[Sequence[str]] = []
+    labels = {kind.label for kind in recipe.kinds}
     for weight in plan.weights:
-        rule = matcher.decide(weight.name).rule
+        rule = None if weight.kept in labels else matcher.decide(weight.name).rule
         number = "" if rule is None else f"rule {recipe.rules.index(rule) + 1}"
         after = weight.target.name if weight.target else "kept"
         rows.append((weight.name, number, after, weight.kept))

@@ -7,7 +7,7 @@ full name. Source: ModelOpt 0.47, `torch/export/convert_hf_config.py`, `quant_ut
 readers ask for was tried on vLLM 0.33 and SGLang 0.5.23.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,10 +204,17 @@ def _excluded(
         if item.scheme is None and len(item.shape) >= 2 and item.name.endswith(".weight")
     }
     stacks = ((item.name, item.shape) for item in declarations if item.scheme is None)
-    kept |= modules_kept(stacks, layers)
+    kept |= modules_kept(stacks, layers) | _experts_kept(kept, layers)
     if has_untold_head(config):
         kept.add("lm_head")
     return sorted(kept - layers.keys())
+
+
+def _experts_kept(kept: Iterable[str], layers: Iterable[str]) -> set[str]:
+    """Return the modules of experts of which none is quantized: vLLM 0.33 asks for that name."""
+    found = {name.partition(".experts.")[0] for name in kept if ".experts." in name}
+    busy = {name.partition(".experts.")[0] for name in layers} if found else set()
+    return {f"{before}.experts" for before in found - busy}
 
 
 def swallowed(excluded: Sequence[str], layers: Sequence[str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from lowbitcli.plan.source import Source, SourceWeight, examine, lying, refuse_f
 from lowbitcli.plan.split import modules_of
 from lowbitcli.plan.unshared import unshared
 from lowbitcli.recipe import Recipe
+from lowbitcli.recipe.drafts import first_draft
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
 
@@ -69,6 +70,7 @@ def build(
     conditions = replace(
         conditions,
         transposed=model in TRANSPOSED_MODELS,
+        drafts=first_draft(checkpoint.config),
         non_finite=modules_of(conditions.non_finite, source.weights),
     )
     choices = choose(source.weights, recipe, conditions)

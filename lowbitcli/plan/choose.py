@@ -47,7 +47,8 @@ class Conditions:
     `split_groups` allows fused weights to differ; `non_finite` are weights that were found to
     hold NaN or Inf and are kept; `transposed` is whether this model stores [in, out]; `pad` fills
     an incomplete last block of columns with zeros, where the container's readers know that;
-    `nibbles` is how the source's NVFP4 is read.
+    `nibbles` is how the source's NVFP4 is read; layers from number `drafts` on predict further
+    tokens.
     """
 
     container: Container
@@ -58,6 +59,7 @@ class Conditions:
     fake: bool = False
     pad: bool = False
     nibbles: str = ""
+    drafts: int | None = None
 
 
 def choose(
@@ -71,7 +73,7 @@ def choose(
         UnsupportedError: under `strict`, a scheme cannot take a matrix that a rule gives it; or a
             weight stays as it is stored, and the container cannot hold that.
     """
-    matcher = Matcher(recipe)
+    matcher = Matcher(recipe, conditions.drafts)
     decisions = {name: matcher.decide(name) for name in weights}
     matcher.dead(weights)
     choices = {
@@ -283,7 +285,8 @@ def _refuse_unstorable(
             raise UnsupportedError(
                 f"{safe(name)} stays {choice.target.name}, "
                 f"and the container {container.name} has no {choice.target.name}",
-                hint="dequantize the checkpoint first, or choose another container",
+                hint="dequantize the checkpoint first, or choose another container; what is kept "
+                "by its kind a recipe can quantize, as in quantize: [mtp]",
             )
 
 

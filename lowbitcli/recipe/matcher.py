@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import KeptKind
+from lowbitcli.recipe.drafts import KIND, is_draft
 from lowbitcli.recipe.model import Recipe, Rule
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.regex import MAX_NAME
@@ -45,10 +46,16 @@ class _Entry:
 
 
 class Matcher:
-    """Decides by name alone: the recipe's `keep`, exact names, kept kinds, the rules in order."""
+    """Decides by name alone: the recipe's `keep`, exact names, kept kinds, the rules in order.
 
-    def __init__(self, recipe: Recipe) -> None:
+    Layers from number `drafts` on predict further tokens, whatever is in them.
+    """
+
+    def __init__(self, recipe: Recipe, drafts: int | None = None) -> None:
         self._recipe = recipe
+        kinds = {kind.name: kind for kind in recipe.kinds}
+        self._draft = kinds.get(KIND) if drafts is not None else None
+        self._drafts = drafts or 0
         self._entries = [_Entry(pattern, None, -1) for pattern in recipe.keep]
         for rank, rule in enumerate(recipe.rules):
             self._entries += [_Entry(pattern, rule, rank) for pattern in rule.match]
@@ -71,6 +78,8 @@ class Matcher:
 
     def decide(self, name: str) -> Decision:
         """Return what the recipe says of the tensor of this name."""
+        if self._draft is not None and is_draft(name, self._drafts):
+            return self._decided(name, self._draft)
         if self._tells_digits:
             return self._decided(name)
         alike = name.encode(errors="surrogatepass").translate(_ZEROS)
@@ -81,14 +90,14 @@ class Matcher:
                 self._known[alike] = found
         return found
 
-    def _decided(self, name: str) -> Decision:
+    def _decided(self, name: str, kind: KeptKind | None = None) -> Decision:
         if len(name) > MAX_NAME:
             return Decision(None, f"name longer than {MAX_NAME} characters")
         entry, exact = self._first(name)
         if entry is not None and (entry.rule is None or entry.rule.keep):
             reason = f"recipe keep {entry.pattern.text!r}"
             return Decision(None, reason, entry.pattern.where, exact=exact)
-        kind = None if exact else self._kinds.first(name)
+        kind = None if exact else kind or self._kinds.first(name)
         if kind is not None:
             return Decision(None, kind.label, kind=kind.name)
         if entry is None:
