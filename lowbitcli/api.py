@@ -15,7 +15,7 @@ import torch
 from lowbit_kernels.error import Sums
 from lowbitcli import recipe as recipes
 from lowbitcli import report as reports
-from lowbitcli.checkpoint import shares
+from lowbitcli.checkpoint import manifest, shares
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.pipeline.arithmetic import device_of
@@ -186,6 +186,19 @@ def finish(
         return _outcome(plan, result, dict(asked.non_finite))
 
 
+def is_finished(output: PathLike) -> bool:
+    """Is an output there whole, and as it was written by name, header and digest, with no share of
+    it begun? No tensor is read."""
+    if not os.path.lexists(output) or shares.found(Path(os.path.realpath(output))):
+        return False
+    try:
+        with Checkpoint.open(output) as found:
+            made = manifest.of(found)
+            return made is not None and not any(True for _ in manifest.check(found, made))
+    except (CheckpointError, UsageError):
+        return False
+
+
 def verify(
     output: PathLike,
     *,
@@ -304,6 +317,7 @@ __all__ = [
     "dequantize",
     "finish",
     "inspect",
+    "is_finished",
     "plan_quantize",
     "quantize",
     "verify",

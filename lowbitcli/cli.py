@@ -248,9 +248,15 @@ def finish(
     Examples:
       lowbit finish DeepSeek-V3-nvfp4/
     """
-    from lowbitcli import api
+    from lowbitcli import api, console
     from lowbitcli.progress import show_progress
 
+    if api.is_finished(output):
+        if as_json:
+            console.document({"output": str(output), "already_complete": True})
+        elif not quiet:
+            console.data([f"{output}: already complete"])
+        return 0
     with show_progress("finishing", quiet=quiet) as progress:
         outcome = api.finish(
             output,

@@ -295,9 +295,10 @@ def remove_journals(target: Path) -> None:
 def tidy(target: Path) -> None:
     """Remove what a crash just after publishing left beside a complete output."""
     target = Path(os.path.realpath(target))
-    partial, lock = beside(target, "partial"), beside(target, "lock")
+    partial, lock, setup = (beside(target, one) for one in ("partial", "lock", "setup"))
     try:
-        left = [*journals(target), *(path for path in (partial, lock) if os.path.lexists(path))]
+        there = (path for path in (partial, lock, setup) if os.path.lexists(path))
+        left = [*journals(target), *there]
     except OSError:
         return
     if not left:
@@ -307,6 +308,7 @@ def tidy(target: Path) -> None:
         try:
             remove_journals(target)
             remove(partial)
+            remove(setup)
         finally:
             drop_lock(fd, lock)
 

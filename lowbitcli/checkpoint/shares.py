@@ -200,12 +200,6 @@ class GatheredOutput(StagedOutput):
             )
         self.goes_on = True
 
-    def publish(self) -> None:
-        """Make everything durable and give it its name."""
-        super().publish()
-        with contextlib.suppress(OSError):
-            atomic.remove(beside(self.target, "setup"))
-
     def abort(self) -> None:
         """Let go; what the shares wrote stays."""
         self._close()

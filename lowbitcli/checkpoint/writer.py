@@ -90,9 +90,28 @@ class StagedOutput(StagedFiles):
         self._lock = atomic.take_lock(beside(self.target, "lock"), self.target)
 
     def _prepare(self, plan: str | None, resume: bool) -> None:
-        """Make a place to write in, or take what an earlier run left."""
+        """Make a place to write in, or take what an earlier run left.
+
+        Raises:
+            UsageError: shares of this output were begun, and this is not to begin anew.
+        """
+        self._discard_shares(wanted=self.force or not resume)
         if plan is None or not resume or not self._goes_on(plan):
             self._start(plan)
+
+    def _discard_shares(self, *, wanted: bool) -> None:
+        """Refuse to throw away what others wrote of it, unless that is what is wanted."""
+        own = beside(self.target, "journal")
+        with os_errors(self.target.parent):
+            begun = [path for path in atomic.journals(self.target) if path != own]
+        if begun and not wanted:
+            names = ", ".join(path.name.split(".")[-2] for path in begun)
+            raise UsageError(
+                f"{safe(str(self.target))}: begun in shares ({names}), which this would discard",
+                hint="do the shares that are missing, or lowbit finish; --force starts over",
+            )
+        with os_errors(self.target.parent):
+            atomic.remove(beside(self.target, "setup"))
 
     def _is_staged(self) -> bool:
         """Is there a staged output of the right kind that is ours?"""
@@ -155,6 +174,7 @@ class StagedOutput(StagedFiles):
         finally:
             with contextlib.suppress(OSError):
                 atomic.remove_journals(self.target)
+                atomic.remove(beside(self.target, "setup"))
             self._release()
 
     def suspend(self) -> None:

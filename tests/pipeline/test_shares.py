@@ -1,6 +1,7 @@
 """An output that several machines write, each its share: the bytes are those of one run, and
 nothing is published before all is proved."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -217,6 +218,40 @@ def test_shares_of_different_plans_are_refused(tmp_path, source):
     do(tmp_path, source, 1, 2, resume=False)  # begins anew
     assert sorted(found(tmp_path / "out")) == [(1, 2)]
     assert do(tmp_path, source, 0, 2).missing == {}
+
+
+def test_a_whole_run_does_not_discard_shares_unasked(tmp_path, source):
+    do(tmp_path, source, 0, 2)
+    before = checkpoints.everything_below(tmp_path)
+    with pytest.raises(UsageError, match=r"begun in shares \(share-0-of-2\)") as caught:
+        quantize(source, tmp_path / "out", device="cpu")
+    assert "lowbit finish" in caught.value.hint
+    assert "--force" in caught.value.hint
+    assert checkpoints.everything_below(tmp_path) == before
+    assert do(tmp_path, source, 1, 2).missing == {}  # and nothing of it is lost
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", [{"force": True}, {"resume": False}])
+def test_a_whole_run_starts_over_where_that_is_asked_for(tmp_path, source, how):
+    do(tmp_path, source, 0, 2)
+    done = quantize(source, tmp_path / "out", device="cpu", **how)
+    assert (checkpoints.hashes(done.output), done.errors) == whole(tmp_path, source)
+    assert left(tmp_path) == []
+
+
+def test_finishing_what_is_complete_is_well(tmp_path, source, lowbit):
+    do(tmp_path, source, 0, 2)
+    assert lowbit("finish", tmp_path / "out").code == 5
+    do(tmp_path, source, 1, 2)
+    said = lowbit("finish", tmp_path / "out")
+    assert (said.code, said.out) == (0, f"{tmp_path / 'out'}: already complete\n")
+    said = lowbit("finish", tmp_path / "out", "--json")
+    assert json.loads(said.out) == {"output": str(tmp_path / "out"), "already_complete": True}
+    assert lowbit("finish", source).code == 5  # not ours
+    file = next((tmp_path / "out").glob("*.safetensors"))
+    os.unlink(file)
+    assert lowbit("finish", tmp_path / "out").code == 5
 
 
 def test_a_changed_source_does_not_finish(tmp_path, source):
