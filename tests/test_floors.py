@@ -48,7 +48,7 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 LINES = 350
 LONG_FILES = {  # path -> why it is longer
     "kernels/lowbit_kernels/fp4_pairs.py": "a proof, its assembly, and two kernels that share it",
-    "kernels/lowbit_kernels/rounding.py": "each rounding twice, in torch and for use inside kernels",
+    "kernels/lowbit_kernels/rounding.py": "each rounding twice, in torch and for kernels",
     "tests/recipe/test_load.py": "a bad recipe for each refusal, in one table",
     "tests/test_configs.py": "the names of many checkpoints, in one table",
     "tests/containers/test_disagreements.py": "a disagreement for each finding, in tables",

@@ -148,7 +148,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("scheme", LAYOUTS)
 def test_comfy_kitchen_s_layouts(tmp_path, scheme):
-    """Odd rows and columns: what is padded is cropped to the shape that ComfyUI knows from the model."""
+    """Odd rows and columns: what is padded is cropped to the shape that the model says."""
     kitchen = pytest.importorskip("comfy_kitchen.tensor")
     generator = torch.Generator().manual_seed(1)
     weights = {

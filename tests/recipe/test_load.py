@@ -21,8 +21,8 @@ BAD = {
     "our own key": (
         RULE + "name: x",
         "2:1: key 'name' is unknown",
-        "known: description, container, rules, keep, defaults, fuse, layout, thresholds, nonfinite, ignore, "
-        "exclude, quantize, extends",
+        "known: description, container, rules, keep, defaults, fuse, layout, thresholds, "
+        "nonfinite, ignore, exclude, quantize, extends",
     ),
     "unknown key of a rule": (
         "rules:\n  - match: a\n    scheme: nvfp4\n    scal: x\n",
