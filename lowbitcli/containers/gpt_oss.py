@@ -81,13 +81,13 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
     metadata = {"format": "pt"}
     if config is None:
         return Declared(None, metadata)
+    if config.get("model_type") != MODEL:
+        raise UsageError(
+            "the container gpt-oss is for models of the type gpt_oss alone",
+            hint="--container compressed-tensors has mxfp4 for other models",
+        )
     said = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
     if any(item.scheme is not None for item in declarations):
-        if config.get("model_type") != MODEL:
-            raise UsageError(
-                "the container gpt-oss is for models of the type gpt_oss alone",
-                hint="--container compressed-tensors has mxfp4 for other models",
-            )
         said["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": KEPT}
     return Declared(said, metadata)
 

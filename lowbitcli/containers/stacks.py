@@ -120,11 +120,11 @@ def stacking_of(name: str, shape: Shape, config: Mapping[str, Any] | None) -> St
     found = MODELS.get(str(config.get("model_type")))
     if found is None or not is_stack(name, len(shape)):
         return None
-    return found if _fits(name, shape, found, config) else None
+    return found if fits(name, shape, found, config) else None
 
 
-def _fits(name: str, shape: Shape, said: Stacking, config: Mapping[str, Any]) -> bool:
-    """Is the axis of the model's hidden size as long as it must be?"""
+def fits(name: str, shape: Shape, said: Stacking, config: Mapping[str, Any]) -> bool:
+    """Is the axis of a stack that must have the model's hidden size as long as that?"""
     nested = config.get("text_config")
     hidden = config.get("hidden_size")
     if hidden is None and isinstance(nested, Mapping):

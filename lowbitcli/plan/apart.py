@@ -2,15 +2,40 @@
 quantized and readers want single experts."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from lowbitcli.containers import Container
-from lowbitcli.containers.stacks import NOT_SINGLY
+from lowbitcli.containers.layouts import TRANSPOSED
+from lowbitcli.containers.stacks import NOT_SINGLY, Stacking, fits
 from lowbitcli.errors import CheckpointError
 from lowbitcli.plan.choose import Choice, grouped, splits
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.plan.split import biases, biases_of_experts, experts
 from lowbitcli.recipe import Recipe
 from lowbitcli.tensors import DATA, safe
+
+NAMED = 5  # stacks that are named
+
+
+def contradicted(source: Source, config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return what to tell of stacks that a recipe says lie otherwise than the hidden size of the
+    model's config has them: the recipe is believed."""
+    names = [
+        name
+        for name, weight in source.weights.items()
+        if weight.told and len(weight.shape) == 3 and not _agrees(weight, config or {})
+    ]
+    if not names:
+        return ()
+    shown = [f"{safe(name)}: {list(source.weights[name].reads[DATA].spec.shape)}" for name in names]
+    more = [f"and {len(names) - NAMED:,} more"] if len(names) > NAMED else []
+    told = "the recipe's layout is believed, and by config.json's hidden_size these lie otherwise:"
+    return ("\n".join([told, *shown[:NAMED], *more]),)
+
+
+def _agrees(weight: SourceWeight, config: Mapping[str, Any]) -> bool:
+    said = Stacking("in_out" if weight.plain == TRANSPOSED else "out_in")
+    return fits(weight.name, weight.reads[DATA].spec.shape, said, config)
 
 
 def readers_of(weights: Iterable[SourceWeight], model: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from lowbitcli.containers import container as container_of
 from lowbitcli.containers.container import Declaration, Stored
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
-from lowbitcli.plan.apart import readers_of, taken_apart
+from lowbitcli.plan.apart import contradicted, readers_of, taken_apart
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
 from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
@@ -86,6 +86,7 @@ def build(
     ]
     told = (
         *source.notes,
+        *contradicted(source, checkpoint.config),
         *readers_of((weight for weight, _ in apart), model),
         *unshared(checkpoint, weights, container.name, strict=conditions.strict),
     )

@@ -187,6 +187,11 @@ def plan_quantize(source: PathLike, output: PathLike | None, request: Request) -
 
 
 def _aimed(plan: Plan, checkpoint: Checkpoint, output: PathLike | None, suffix: str) -> Plan:
+    if output and plan.directory and os.fspath(output).endswith(".safetensors"):
+        raise UsageError(
+            f"{safe(os.fspath(output))}: the output of a directory is a directory, not a file",
+            hint="name a folder, or give a single safetensors file as the source",
+        )
     return replace(plan, output=Path(output) if output else beside(checkpoint, suffix))
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lowbitcli.api import Request, dequantize, quantize
-from lowbitcli.errors import CheckpointError, RecipeError, UnsupportedError
+from lowbitcli.api import Request, dequantize, plan_quantize, quantize
+from lowbitcli.errors import CheckpointError, RecipeError, UnsupportedError, UsageError
 from tests import checkpoints
-from tests.checkpoints import header_of, single
+from tests.checkpoints import header_of, single, weight
 from tests.experts import (
     DOWN,
     HIDDEN,
@@ -110,6 +110,23 @@ def test_a_shape_that_is_not_the_models_is_not_believed(tmp_path):
     assert {w.kept for w in done.plan.weights} == {f"a stack of experts, and {AMBIGUOUS}"}
 
 
+@pytest.mark.parametrize("axes", ["in_out", "out_in"])
+def test_a_layout_against_the_hidden_size_is_believed_and_said(tmp_path, axes):
+    source = unknown(tmp_path / "source")  # in_out
+    text = f"""
+layout: {{"*.gate_up_proj": {axes} interleaved, "*.down_proj": {axes}}}
+rules: [{{match: "*", scheme: nvfp4}}]
+"""
+    request = Request(recipe=recipe(tmp_path / "r.yaml", text), container="lowbit")
+    notes = [x for x in plan_quantize(source, None, request).notes if "hidden_size" in x]
+    if axes == "in_out":
+        assert notes == []
+        return
+    first, *named = notes[0].split("\n")
+    assert first.startswith("the recipe's layout is believed")
+    assert named == [f"{DOWN}: [{E}, {INNER}, {H}]", f"{UP}: [{E}, {H}, {2 * INNER}]"]
+
+
 def test_a_layout_that_takes_nothing_is_an_error(tmp_path):
     source = model(tmp_path / "source", "llama4")
     text = 'layout: {"*.up_gate": in_out}\nrules: [{match: "*", scheme: nvfp4}]'
@@ -173,3 +190,13 @@ def test_a_kept_stack_is_held_against_the_source_as_it_is_stored(tmp_path):
     assert checkpoints.read(output)[UP].shape == checkpoints.read(source)[UP].shape
     assert DOWN not in checkpoints.read(output)
     assert not problems(output, source)
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
+def test_gpt_oss_is_refused_for_other_models_even_where_nothing_is_quantized(tmp_path, scheme):
+    tensors = {"lm_head.weight": weight(64, 64)}
+    source = single(tmp_path / "source", tensors)
+    with pytest.raises(UsageError, match="for models of the type gpt_oss alone"):
+        plan_quantize(source, None, Request(scheme=scheme, container="gpt-oss"))
+    ours = single(tmp_path / "ours", tensors, {**checkpoints.CONFIG, "model_type": "gpt_oss"})
+    assert not plan_quantize(ours, None, Request(scheme=scheme, container="gpt-oss")).quantized

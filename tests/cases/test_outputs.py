@@ -225,3 +225,16 @@ def test_the_real_program_once(tmp_path, source):
     assert all("k_proj" in line and "v_proj" in line for line in partners)
     assert str(tmp_path / "out") in done.stdout
     assert (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize("container", ["auto", "comfyui"])
+def test_a_directory_does_not_become_one_file(tmp_path, source, container):
+    out = tmp_path / "x.safetensors"
+    with pytest.raises(UsageError, match="the output of a directory is a directory") as caught:
+        quantize(source, out, Request(container=container), device="cpu")
+    assert "a single safetensors file as the source" in caught.value.hint
+    with pytest.raises(UsageError, match="the output of a directory is a directory"):
+        dequantize(source, out, device="cpu")
+    assert not out.exists()
+    file = next(source.glob("*.safetensors"))
+    assert quantize(file, out, Request(container="comfyui"), device="cpu").output.is_file()
