@@ -89,6 +89,7 @@ def quantize(
     fake: opt.Fake = False,
     pad: opt.Pad = False,
     nibbles: opt.Nibbles = None,
+    raw_fp8: opt.RawFp8 = False,
     max_shard_size: opt.MaxShardSize = None,
     force: opt.Force = False,
     max_memory: opt.MaxMemory = None,
@@ -138,6 +139,7 @@ def quantize(
         fake=fake,
         pad=pad,
         nibbles=nibbles.value if nibbles else "",
+        raw_fp8=raw_fp8,
         max_shard_size=byte_count(max_shard_size, SHARD_SIZE),
     )
     if dry_run:
@@ -423,6 +425,7 @@ def plan(
     fake: opt.Fake = False,
     pad: opt.Pad = False,
     nibbles: opt.Nibbles = None,
+    raw_fp8: opt.RawFp8 = False,
     max_shard_size: opt.MaxShardSize = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -450,6 +453,7 @@ def plan(
         fake=fake,
         pad=pad,
         nibbles=nibbles,
+        raw_fp8=raw_fp8,
         max_shard_size=max_shard_size,
         dry_run=True,
         as_json=as_json,

@@ -44,6 +44,7 @@ DTYPES: dict[str, tuple[int, str]] = {
 
 # The dtypes that an unquantized weight may have: what quantize reads and dequantize writes.
 FLOATING = ("F32", "BF16", "F16")
+FP8 = ("F8_E4M3", "F8_E5M2")  # with no scale these may be numbers, or codes whose scale is lost
 
 Shape = tuple[int, ...]
 

@@ -28,12 +28,10 @@ from lowbitcli.plan.unshared import unshared
 from lowbitcli.recipe import Recipe
 from lowbitcli.recipe.drafts import first_draft
 from lowbitcli.schemes import BY_NAME, Scheme
-from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
+from lowbitcli.tensors import DATA, FLOATING, FP8, Shape, TensorSpec, safe
 
 # Header metadata that speaks of how a file is stored, and is not carried over to another container.
 STORAGE_METADATA = ("lowbit.", "_quantization_metadata")
-
-FP8 = ("F8_E4M3", "F8_E5M2")  # with no scale these may be numbers, or codes whose scale is lost
 
 # Files that say how the source was quantized, and would be wrong beside the output.
 QUANTIZATION_FILES = ("hf_quant_config.json",)
@@ -55,6 +53,7 @@ def build(
     layouts = recipe.layouts
     source = examine(
         checkpoint,
+        raw_fp8=conditions.raw_fp8,
         nibbles=conditions.nibbles,
         layouts=layouts.of if recipe.layout else None,
     )
@@ -97,6 +96,7 @@ def build(
         "fake": conditions.fake,
         **({"layout": layouts.document()} if recipe.layout else {}),
         **({"nibbles": conditions.nibbles} if conditions.nibbles else {}),
+        **({"raw_fp8": True} if conditions.raw_fp8 else {}),
     }
     return _assemble(checkpoint, source, weights, container, said, max_shard_size)
 
@@ -132,14 +132,15 @@ def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake:
         target = None  # it has been rounded already: what is left is to dequantize it
     fake = fake and target is not None
     scheme = None if fake else target
+    dtype = "BF16" if target is not None and weight.dtype in FP8 else weight.dtype or "BF16"
     return Weight(
         weight.name,
         weight.shape,
-        weight.dtype or "BF16",
+        dtype,
         weight.scheme,
         target,
         weight.reads,
-        _writes(weight, scheme, weight.dtype or "BF16", container),
+        _writes(weight, scheme, dtype, container),
         rule=choice.rule,
         activations=choice.activations,
         fake=fake,

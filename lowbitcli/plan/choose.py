@@ -14,7 +14,7 @@ from lowbitcli.plan.source import SourceWeight
 from lowbitcli.plan.split import experts
 from lowbitcli.recipe import Decision, Matcher, Recipe, Rule
 from lowbitcli.schemes import BY_NAME, Scheme
-from lowbitcli.tensors import FLOATING, Shape, safe
+from lowbitcli.tensors import FLOATING, FP8, Shape, safe
 
 # Models whose linear layers are stored [in, out] (transformers' Conv1D): blocks along the last axis
 # would run along the outputs. Source: transformers 5.24, `pytorch_utils.py`.
@@ -47,8 +47,8 @@ class Conditions:
     `split_groups` allows fused weights to differ; `non_finite` are weights that were found to
     hold NaN or Inf and are kept; `transposed` is whether this model stores [in, out]; `pad` fills
     an incomplete last block of columns with zeros, where the container's readers know that;
-    `nibbles` is how the source's NVFP4 is read; layers from number `drafts` on predict further
-    tokens.
+    `nibbles` is how the source's NVFP4 is read; `raw_fp8` takes FP8 without a scale for
+    numbers, all of which BF16 holds; layers from number `drafts` on predict further tokens.
     """
 
     container: Container
@@ -59,6 +59,7 @@ class Conditions:
     fake: bool = False
     pad: bool = False
     nibbles: str = ""
+    raw_fp8: bool = False
     drafts: int | None = None
 
 
@@ -103,7 +104,8 @@ def grouped(choice: Choice, group: str) -> Choice:
 
 def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) -> Choice:
     rule = decision.rule
-    if weight.scheme is None and weight.dtype not in FLOATING:
+    numbers = weight.dtype in FLOATING or (conditions.raw_fp8 and weight.dtype in FP8)
+    if weight.scheme is None and not numbers:
         return _refused(weight, decision, f"its dtype is {weight.dtype}")
     if len(weight.shape) < 2:
         return _refused(weight, decision, f"{len(weight.shape)}-dimensional")

@@ -42,6 +42,7 @@ class Request:
     fake: bool = False
     pad: bool = False
     nibbles: str = ""
+    raw_fp8: bool = False
     max_shard_size: int | None = None
 
 
@@ -122,6 +123,7 @@ def quantization(
                     fake=request.fake,
                     pad=request.pad,
                     nibbles=nibbles_of(request.nibbles),
+                    raw_fp8=request.raw_fp8,
                 )
 
             size = request.max_shard_size

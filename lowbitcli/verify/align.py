@@ -14,6 +14,12 @@ def nibbles_of(target: Checkpoint) -> str:
     return told if told in ("low", "high") else ""
 
 
+def raw_fp8_of(target: Checkpoint) -> bool:
+    """Say whether the manifest says that FP8 without a scale was taken for numbers."""
+    said, _ = structure.manifest_of(target)
+    return said is not None and said.recipe.get("raw_fp8") is True
+
+
 def layouts_of(target: Checkpoint) -> sources.Layouts | None:
     """Return how weights of the source lie, where the manifest says that a recipe said it."""
     said, _ = structure.manifest_of(target)

@@ -19,7 +19,7 @@ from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
 from lowbitcli.schemes import BY_NAME
 from lowbitcli.verify import compare, nearness, scales, structure
-from lowbitcli.verify.align import layouts_of, nibbles_of
+from lowbitcli.verify.align import layouts_of, nibbles_of, raw_fp8_of
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.limits import Demands, limited
 from lowbitcli.verify.lint import linted
@@ -69,7 +69,12 @@ def verify(
         raise UsageError("an SQNR needs a source to measure against", hint="name it: --against SRC")
     theirs = None
     if source is not None:
-        theirs = examine(source, nibbles=nibbles_of(target), layouts=layouts_of(target))
+        theirs = examine(
+            source,
+            raw_fp8=raw_fp8_of(target),
+            nibbles=nibbles_of(target),
+            layouts=layouts_of(target),
+        )
         refuse_findings(theirs)
     try:
         ours = examine(target)

@@ -103,3 +103,16 @@ def test_raw_fp8_leaves_a_scale_that_is_there(tmp_path, apart):
     one = dequantize(apart, tmp_path / "one", device="cpu")
     two = dequantize(apart, tmp_path / "two", raw_fp8=True, device="cpu")
     assert checkpoints.same(checkpoints.read(one.output)[DOWN], checkpoints.read(two.output)[DOWN])
+
+@pytest.mark.parametrize("declared", [DECLARED, CONFIG], ids=["declared", "merely cast"])
+def test_quantizing_takes_raw_fp8_too(tmp_path, declared, lowbit):
+    source = single(tmp_path / "source", {DOWN: codes(128, 128)}, declared)
+    said = lowbit("quantize", source, "-o", tmp_path / "out", "--scheme", "mxfp8", "--raw-fp8")
+    assert said.code == 0, said.err
+    plain = dequantize(source, tmp_path / "plain", raw_fp8=True, device="cpu")
+    two = quantize(plain.output, tmp_path / "two", Request(scheme="mxfp8"), device="cpu")
+    found, wanted = checkpoints.read(tmp_path / "out"), checkpoints.read(two.output)
+    assert found.keys() == wanted.keys() and len(found) == 2
+    assert all(checkpoints.same(found[name], wanted[name]) for name in wanted)
+    said = lowbit("verify", tmp_path / "out", "--against", source)
+    assert said.code == 0, said.out
