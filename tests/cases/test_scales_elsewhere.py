@@ -104,6 +104,7 @@ def test_raw_fp8_leaves_a_scale_that_is_there(tmp_path, apart):
     two = dequantize(apart, tmp_path / "two", raw_fp8=True, device="cpu")
     assert checkpoints.same(checkpoints.read(one.output)[DOWN], checkpoints.read(two.output)[DOWN])
 
+
 @pytest.mark.parametrize("declared", [DECLARED, CONFIG], ids=["declared", "merely cast"])
 def test_quantizing_takes_raw_fp8_too(tmp_path, declared, lowbit):
     source = single(tmp_path / "source", {DOWN: codes(128, 128)}, declared)
