@@ -72,13 +72,15 @@ def examine(listing: Listing) -> Examination:
     """Return the weights that are stored with a scale beside them, and what disagrees.
 
     Raises:
-        UnsupportedError: the config declares blocks of another size.
+        UnsupportedError: the config declares blocks of another size, or other codes.
     """
     said = ct_config.of(listing.config)
     linear = _of_blocks(said.get("weight_block_size"))
     kept = kept_modules(said)
     dtype = ct_config.model_dtype(listing.config)
     expert = (listing.config or {}).get("expert_dtype", said.get("expert_dtype"))
+    _known("expert_dtype", expert, (None, *EXPERTS))
+    _known("quantization_config.fmt", said.get("fmt"), (None, "e4m3"))
     weights: dict[str, QuantizedWeight] = {}
     findings: list[Finding] = []
     for name, spec in listing.tensors.items():
@@ -101,6 +103,15 @@ def examine(listing: Listing) -> Examination:
     findings += _alone(listing)
     findings += suffixes.unread(listing)
     return Examination(weights, tuple(findings), suffixes.activations(listing))
+
+
+def _known(key: str, value: Any, known: Sequence[str | None]) -> None:
+    """Refuse what a config says of codes that are not read."""
+    if value not in known:
+        raise UnsupportedError(
+            f"{key} is {safe(str(value)[:80])}, which is not read",
+            hint=f"read is {' or '.join(name for name in known if name)}",
+        )
 
 
 def _of_blocks(size: Any) -> str:

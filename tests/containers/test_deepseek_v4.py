@@ -150,6 +150,14 @@ def test_blocks_of_another_size_are_refused(tmp_path, size):
         inspect(single(tmp_path / "x", tensors(), said))
 
 
+@pytest.mark.parametrize(("key", "value"), [("fmt", "e4m2"), ("fmt", 3), ("expert_dtype", "fp5")])
+def test_codes_that_are_not_known_are_refused(tmp_path, key, value):
+    said = config()
+    (said if key in said else said["quantization_config"])[key] = value
+    with pytest.raises(UnsupportedError, match=key):
+        inspect(single(tmp_path / "x", tensors(), said))
+
+
 def test_it_is_not_written(tmp_path):
     source = single(tmp_path / "x", {f"{A}.weight": weight(64, 64)})
     with pytest.raises(RecipeError, match="deepseek-v4 has no mxfp4"):
