@@ -19,7 +19,7 @@ if [ -n "${GOLDEN:-}" ]; then
     tail -3 "$out/golden.txt"
 fi
 # shellcheck disable=SC2086
-timeout "${BENCH_SECONDS:-240}" python3 kernels/bench/run.py --json "$out/bench.json" ${BENCH:-} \
+timeout "${BENCH_SECONDS:-900}" python3 kernels/bench/run.py --json "$out/bench.json" ${BENCH:-} \
     >"$out/bench.txt" 2>&1 || failed=1
 head -2 "$out/bench.txt"
 grep -E "lowbit|Error" "$out/bench.txt"

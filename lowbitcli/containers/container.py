@@ -169,11 +169,6 @@ class Container:
         """The schemes that can be written."""
         return tuple(name for name in self.bindings if name not in self.unwritten)
 
-    def part_name(self, weight: str, stored: Stored) -> str:
-        """Return the tensor that holds a part of `weight` (a name that ends in `.weight`, or
-        any other)."""
-        return self.stem(weight) + stored.suffix
-
     def stem(self, weight: str) -> str:
         """Return what the names of all parts of `weight` begin with."""
         return weight.removesuffix(".weight")
