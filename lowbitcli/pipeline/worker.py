@@ -2,7 +2,7 @@
 
     in the run itself        one device: the run's own threads
     in processes             a device each (`processes`)
-    in tasks of a cluster    (`lowbitcli.cluster`)
+    in tasks of a cluster    (`cluster`)
 
 It reads the source, computes, and writes at planned places of files that are there already; what is
 known of a finished job goes to `Told`. Jobs are asked for as they are needed, so that whoever hands
