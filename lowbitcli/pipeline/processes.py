@@ -17,6 +17,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -133,7 +134,10 @@ class _Team:
             args=(theirs, self._brief, device, crowd, os.getpid()),
             name=f"lowbit-{device}",
         )
-        with _signals_blocked():  # else Ctrl-C could end one before it knows what to do with it
+        # Else Ctrl-C could end one before it knows what to do with it. The tracker that Python
+        # starts beside the first process would open the signals again: it has to be there before.
+        resource_tracker.ensure_running()
+        with _signals_blocked():
             process.start()
         theirs.close()
         self._members.append(_Member(device, process, ours))

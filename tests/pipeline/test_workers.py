@@ -189,6 +189,31 @@ def test_ctrl_c_at_a_terminal_reaches_all_and_says_one_thing(tmp_path):
     assert said.count("\n") <= 3 and "run again to continue (" in said and "Trace" not in said
 
 
+def test_the_first_process_starts_deaf_to_signals():
+    """It imports much before it knows what a signal means to it: a traceback, if it heard one."""
+    script = """
+import multiprocessing, pathlib
+from types import SimpleNamespace
+from lowbitcli.pipeline import processes
+
+team = processes._Team(SimpleNamespace(jobs=()), None, (), None, ("cpu",))
+processes.serve = print  # whatever it does: its mask is the parent's from its first instruction
+team._start("cpu")
+pid = team._members[0].process.pid
+print(pathlib.Path(f"/proc/{pid}/status").read_text())
+team.close()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+    )
+    blocked = next(line for line in ran.stdout.splitlines() if line.startswith("SigBlk:"))
+    mask = int(blocked.split()[1], 16)
+    assert all(mask >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM)), ran.stdout
+
+
 def test_processes_die_with_their_run(tmp_path):
     source = large(tmp_path / "source", 200)
     command = [sys.executable, "-m", "lowbitcli", "quantize", source, "-o", tmp_path / "out"]
