@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import fp4_pairs, fp8, grouped_kernels, mx, nvfp4, rows
+from lowbit_kernels import fp4_pair_kernels, fp8, grouped_kernels, mx, nvfp4, rows
 from lowbit_kernels.checks import check_scale
 from lowbit_kernels.formats import E2M1, E4M3, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
@@ -150,7 +150,7 @@ def _cut(flat: Tensor, ws: Sequence[Tensor], per: Callable[[Tensor], tuple[int, 
 
 def _launch_nvfp4(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> list[Parts]:
     group = _Group(ws)
-    w, pairs = group.first, fp4_pairs.takes(group.first)
+    w, pairs = group.first, fp4_pair_kernels.takes(group.first)
     chosen = NVFP4_PAIRS if pairs else NVFP4
     sizes = [size // nvfp4.BLOCK for size in group.sizes]
     places = _places(sizes)
@@ -252,7 +252,7 @@ def _launch_channel(ws: Sequence[Tensor]) -> list[Parts]:
 def _launch_mx(ws: Sequence[Tensor], element: Format, rule: str) -> list[Parts]:
     group = _Group(ws)
     w = group.first
-    pairs = element is E2M1 and fp4_pairs.takes(w)
+    pairs = element is E2M1 and fp4_pair_kernels.takes(w)
     chosen = MX_PAIRS if pairs else MX
     sizes = [w.numel() // mx.BLOCK for w in ws]
     places = _places(sizes)

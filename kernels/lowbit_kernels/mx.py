@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import cpu, fp4_pairs, rounding
+from lowbit_kernels import cpu, fp4_pair_kernels, rounding
 from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
@@ -111,8 +111,8 @@ def _launch_quantize(
     data = torch.empty(shape, dtype=TORCH[element.name], device=w.device)
     scale = room((*w.shape[:-1], cols // BLOCK), torch.uint8, w.device, swizzled)
     blocks = w.numel() // BLOCK
-    if element is E2M1 and rule != "mse" and fp4_pairs.takes(w):
-        fp4_pairs.launch_mxfp4(w.contiguous(), data, scale, rule, swizzled, high)
+    if element is E2M1 and rule != "mse" and fp4_pair_kernels.takes(w):
+        fp4_pair_kernels.launch_mxfp4(w.contiguous(), data, scale, rule, swizzled, high)
         return data, scale
     word = torch.int32 if element is E2M1 else torch.uint8
     arguments = (loadable(w), data.view(-1).view(word), scale, blocks, w.shape[-2], cols // BLOCK)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import cpu, fp4_pairs, nvfp4_search, nvfp4_te, rounding
+from lowbit_kernels import cpu, fp4_pair_kernels, nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import OPTIONS, loadable, use_kernel
@@ -122,8 +122,8 @@ def _launch_quantize(
     packed = torch.empty((*w.shape[:-1], cols // 2), dtype=torch.uint8, device=w.device)
     scale = room((*w.shape[:-1], cols // BLOCK), torch.float8_e4m3fn, w.device, swizzled)
     global_scale = global_scale.contiguous()
-    if radius is None and fp4_pairs.takes(w):
-        fp4_pairs.launch_nvfp4(w.contiguous(), global_scale, packed, scale, swizzled, high)
+    if radius is None and fp4_pair_kernels.takes(w):
+        fp4_pair_kernels.launch_nvfp4(w.contiguous(), global_scale, packed, scale, swizzled, high)
         return packed, scale
     blocks, tile = rows * cols // BLOCK, 128
     programs = -(-blocks // tile)

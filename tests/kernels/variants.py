@@ -196,13 +196,13 @@ def _pairs(bf16: bool) -> Iterator[Variant]:
     for high in (False, True):
         line = types | {"blocks": "i32", "programs": "i32"}
         chosen = constants | {"HIGH": high, "TILE": 256}
-        yield Variant("fp4_pairs", "_nvfp4_pairs_kernel", line, chosen, 2)
+        yield Variant("fp4_pair_kernels", "_nvfp4_pairs_kernel", line, chosen, 2)
         tiles = types | dict.fromkeys(("rows", "across", "down", "wide"), "i32")
         yield Variant(
-            "fp4_pairs", "_nvfp4_tiles_kernel", tiles, constants | {"HIGH": high, "FEW": 128}
+            "fp4_pair_kernels", "_nvfp4_tiles_kernel", tiles, constants | {"HIGH": high, "FEW": 128}
         )
     for rule in ("amax", "even"):
         stored = {"SWIZZLED": rule == "even", "HIGH": rule == "even"}
         constants = {"BF16": bf16, "RULE": rule, "TILE": 64} | stored
         types = words | {"packed_ptr": "*i32", "blocks": "i32", "rows": "i32", "across": "i32"}
-        yield Variant("fp4_pairs", "_mxfp4_pairs_kernel", types, constants, 1)
+        yield Variant("fp4_pair_kernels", "_mxfp4_pairs_kernel", types, constants, 1)
