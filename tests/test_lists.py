@@ -25,6 +25,7 @@ ROOMS = {
             "suffixes",
             "modelopt_config",
             "families",
+            "reading",
             "stacks",
         },
     ),
@@ -63,8 +64,9 @@ def test_each_file_holds_one_value_of_its_name_and_it_is_listed(package):
 @pytest.mark.parametrize("scheme", schemes.SCHEMES, ids=lambda scheme: scheme.name)
 def test_the_arithmetic_of_every_scheme_is_there(scheme):
     module, attribute = scheme.ops.split(":")
-    ops = getattr(importlib.import_module(module), attribute)
-    assert isinstance(ops, Ops)
+    for ending in ("", *(f"_{dtype}" for dtype in scheme.scale_dtypes)):
+        ops = getattr(importlib.import_module(module), attribute + ending)
+        assert isinstance(ops, Ops)
 
 
 def test_no_two_schemes_share_a_name_or_an_alias():

@@ -1,8 +1,8 @@
 """Check a checkpoint: its structure, its headers and, against its source, its numbers."""
 
+from lowbitcli.plan.consumers import CONSUMERS, asked
 from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER
 from lowbitcli.verify.check import unreadable, verify
-from lowbitcli.verify.consumers import CONSUMERS, asked
 from lowbitcli.verify.fix import Fixed, fix
 from lowbitcli.verify.limits import Demands
 from lowbitcli.verify.nouns import (

@@ -1,141 +1,18 @@
 """Will it load? Each consumer's demands, held against a checkpoint: `verify --for vllm`.
 
-A rule is a function that yields what it found; the tables of rules say whom it is for, and each
-function's docstring where it was read. What was read, and of which version, stands in `reading`.
-Rules about numbers read scales only.
+What a rule is, and those that need no numbers, stands in `plan/consumers`. Rules about numbers read
+scales only.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
 
 from lowbitcli.checkpoint.reader import Checkpoint
-from lowbitcli.containers.ct_config import of as quantization_config
-from lowbitcli.errors import CheckpointError, LowbitError, UsageError
-from lowbitcli.plan.source import Source, SourceWeight, examine
-from lowbitcli.recipe import Matcher, Recipe
-from lowbitcli.tensors import DATA, FLOATING, safe
-from lowbitcli.verify.nouns import FAIL, WARN, Problem, Step
-from lowbitcli.verify.reading import CONSUMERS, VERSIONS
-
-
-class Found(NamedTuple):
-    """What a rule found: the tensor that it is about ("" for the checkpoint), and why."""
-
-    tensor: str
-    message: str
-    severity: str = FAIL
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A checkpoint as a consumer finds it: tensors, what its config says, and what we make of
-    both."""
-
-    checkpoint: Checkpoint
-    source: Source
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.checkpoint.config or {}
-
-    @cached_property
-    def said(self) -> Mapping[str, Any]:
-        """The quantization_config; empty where there is none that can be read."""
-        try:
-            return quantization_config(self.checkpoint.config)
-        except CheckpointError:
-            return {}
-
-    @property
-    def container(self) -> str:
-        return self.source.container.name
-
-    @cached_property
-    def quantized(self) -> dict[str, SourceWeight]:
-        """Module -> its quantized weight."""
-        return {
-            _module(name): weight
-            for name, weight in self.source.weights.items()
-            if weight.scheme is not None
-        }
-
-    @cached_property
-    def plain(self) -> dict[str, SourceWeight]:
-        """Module -> its matrix that is stored in floating point."""
-        return {
-            _module(name): weight
-            for name, weight in self.source.weights.items()
-            if weight.scheme is None
-            and weight.dtype in FLOATING
-            and len(weight.shape) == 2
-            and name.endswith(".weight")
-        }
-
-    @cached_property
-    def modules(self) -> frozenset[str]:
-        """Every module of which a tensor is there, and what they are in."""
-        found: set[str] = set()
-        for name in self.checkpoint.tensors:
-            module = name.rpartition(".")[0]
-            while module and module not in found:
-                found.add(module)
-                module = module.rpartition(".")[0]
-        return frozenset(found)
-
-    @cached_property
-    def groups(self) -> list[list[str]]:
-        """Modules that are served as one matrix, of those that are there."""
-        names = [f"{module}.weight" for module in (*self.quantized, *self.plain)]
-        groups: dict[str, list[str]] = {}
-        for name, key in Recipe().groups(names).items():
-            groups.setdefault(key, []).append(_module(name))
-        return [sorted(group) for group in groups.values() if len(group) > 1]
-
-    @property
-    def architecture(self) -> str:
-        said = self.config.get("architectures")
-        return str(said[0]) if isinstance(said, list) and said else ""
-
-    def kind_of(self, module: str) -> str:
-        """Return the kind by which a module is kept by default, "" for an ordinary one."""
-        return _kinds().decide(f"{module}.weight").kind
-
-    def has(self, name: str) -> bool:
-        return name in self.checkpoint.tensors
-
-    def data_of(self, module: str) -> str:
-        """Return the tensor that holds a module's data."""
-        return (self.quantized.get(module) or self.plain[module]).reads[DATA].spec.name
-
-
-@cache
-def _kinds() -> Matcher:
-    return Matcher(Recipe())
-
-
-Check = Callable[[Seen, str], Iterator[Found]]
-
-
-class Rule(NamedTuple):
-    """A check, and the consumers that it holds for."""
-
-    check: Check
-    consumers: tuple[str, ...]
-
-
-def asked(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the consumers that are named, each once; a name may hold several, with commas.
-
-    Raises:
-        UsageError: no such consumer is known.
-    """
-    wanted = [part.strip().lower() for name in names for part in name.split(",") if part.strip()]
-    for name in wanted:
-        if name not in VERSIONS:
-            raise UsageError(f"no consumer {safe(name)!r}", hint=f"known: {', '.join(CONSUMERS)}")
-    return tuple(dict.fromkeys(wanted))
+from lowbitcli.containers.reading import VERSIONS
+from lowbitcli.errors import CheckpointError, LowbitError
+from lowbitcli.plan.consumers import FAIL, Rule, Seen
+from lowbitcli.plan.source import Source, examine
+from lowbitcli.tensors import safe
+from lowbitcli.verify.nouns import Problem, Step
 
 
 def lint(checkpoint: Checkpoint, source: Source, consumer: str, rules: Iterable[Rule]) -> Step:
@@ -177,17 +54,3 @@ def _problems(rule: Rule, seen: Seen, consumer: str, prefix: str) -> Iterator[Pr
             )
     except CheckpointError as error:
         yield Problem("unreadable", "", error.message)
-
-
-def _module(name: str) -> str:
-    return name.removesuffix(".weight")
-
-
-def many(names: Iterable[str], shown: int = 3) -> str:
-    """Return some names for a message, and how many more there are."""
-    listed = sorted(names)
-    told = ", ".join(safe(name) for name in listed[:shown])
-    return told + (f" and {len(listed) - shown:,} more" if len(listed) > shown else "")
-
-
-__all__ = ["CONSUMERS", "FAIL", "WARN", "Found", "Rule", "Seen", "asked", "lint", "many"]

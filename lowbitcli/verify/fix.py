@@ -24,10 +24,10 @@ from lowbitcli.checkpoint.manifest import Manifest, TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
 from lowbitcli.errors import CheckpointError, UnsupportedError
+from lowbitcli.plan.consumers import Seen
 from lowbitcli.plan.source import examine
 from lowbitcli.tensors import safe
 from lowbitcli.verify import mend_config, mend_scales
-from lowbitcli.verify.consumers import Seen
 from lowbitcli.verify.mend_scales import RESCALED, Scales
 
 COPY = 16 << 20

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.plan.rules_activations import ACTIVATION_RULES
+from lowbitcli.plan.rules_config import CONFIG_RULES
+from lowbitcli.plan.rules_names import NAME_RULES
 from lowbitcli.plan.source import Source
 from lowbitcli.verify.consumers import lint
 from lowbitcli.verify.nouns import Step
-from lowbitcli.verify.rules_activations import ACTIVATION_RULES
-from lowbitcli.verify.rules_config import CONFIG_RULES
-from lowbitcli.verify.rules_names import NAME_RULES
 from lowbitcli.verify.rules_scales import SCALE_RULES
 
 RULES = (*CONFIG_RULES, *ACTIVATION_RULES, *NAME_RULES, *SCALE_RULES)

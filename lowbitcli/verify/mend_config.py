@@ -8,10 +8,10 @@ from typing import Any
 from lowbitcli.containers import ct_config
 from lowbitcli.containers.modelopt_config import ALGORITHMS, MIXED, PRODUCER
 from lowbitcli.errors import LowbitError
+from lowbitcli.plan.consumers import Seen, many
+from lowbitcli.plan.rules_config import CT, as_object
+from lowbitcli.plan.rules_names import FP8, HEADS, NO_LINEAR, all_ignored
 from lowbitcli.schemes import Scheme
-from lowbitcli.verify.consumers import Seen, many
-from lowbitcli.verify.rules_config import CT, as_object
-from lowbitcli.verify.rules_names import FP8, HEADS, NO_LINEAR, all_ignored
 
 Document = dict[str, Any]
 LISTS = {CT: "ignore", "modelopt": "ignore", "deepseek": "modules_to_not_convert"}

@@ -21,10 +21,10 @@ from lowbit_kernels import rounding
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.pipeline.read import bytes_of, tensor_of
+from lowbitcli.plan.consumers import Seen, many
+from lowbitcli.plan.rules_config import CT
 from lowbitcli.recipe import Recipe
 from lowbitcli.tensors import TensorSpec, safe
-from lowbitcli.verify.consumers import Seen, many
-from lowbitcli.verify.rules_config import CT
 
 MOST = 0.1
 RESCALED = "rescaled"  # in a manifest's recipe: weights whose scales were rounded again

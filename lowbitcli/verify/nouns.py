@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from lowbitcli.errors import FOUND_WRONG, OK
+from lowbitcli.plan.consumers import FAIL, WARN
 from lowbitcli.tensors import Shape
 
 SCHEMA = 1
-FAIL, WARN = "fail", "warn"
 
 
 @dataclass(frozen=True)

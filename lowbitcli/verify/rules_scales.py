@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from lowbitcli.pipeline.read import tensor_of
+from lowbitcli.plan.consumers import WARN, Found, Rule, Seen, many
+from lowbitcli.plan.rules_config import CT
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, safe
-from lowbitcli.verify.consumers import WARN, Found, Rule, Seen, many
-from lowbitcli.verify.rules_config import CT
 
 BLOCK = 128
 

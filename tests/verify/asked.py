@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from lowbitcli import api
+from lowbitcli.containers.reading import VERSIONS
 from lowbitcli.verify import FAIL
-from lowbitcli.verify.reading import VERSIONS
 from tests.checkpoints import single
 
 

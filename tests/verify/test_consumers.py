@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lowbitcli import api
+from lowbitcli.containers.reading import OK, READS
 from lowbitcli.errors import UnsupportedError, UsageError
 from lowbitcli.verify import CONSUMERS, FAIL
-from lowbitcli.verify.reading import OK, READS
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
 from tests.verify.asked import asked, config, made, told

@@ -5,8 +5,8 @@ from typing import Any
 
 from lowbitcli.containers.deepseek import RENAMED_BY_SGLANG
 from lowbitcli.containers.modelopt_config import MIXED
-from lowbitcli.verify.consumers import WARN, Found, Rule, Seen, many
-from lowbitcli.verify.reading import READS, STRANGERS, UNTRIED, VERSIONS, Known, No
+from lowbitcli.containers.reading import READS, STRANGERS, UNTRIED, VERSIONS, Known, No
+from lowbitcli.plan.consumers import WARN, Found, Rule, Seen, many
 
 SERVERS = ("vllm", "sglang", "tensorrt-llm")
 HUB = (*SERVERS, "transformers")

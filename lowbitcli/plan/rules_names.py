@@ -9,10 +9,10 @@ from functools import lru_cache
 
 from lowbitcli.containers import ct_config
 from lowbitcli.containers.stacks import is_stack
+from lowbitcli.plan.consumers import WARN, Found, Rule, Seen, many
+from lowbitcli.plan.rules_config import CT, HUB
 from lowbitcli.regex import MAX_NAME, compile_bounded
 from lowbitcli.tensors import DATA
-from lowbitcli.verify.consumers import WARN, Found, Rule, Seen, many
-from lowbitcli.verify.rules_config import CT, HUB
 
 FP8 = ("deepseek", "native-mxfp8")
 # Kinds of matrices that are no Linear in the model, or that consumers never quantize by a class.

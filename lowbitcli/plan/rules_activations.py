@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lowbitcli.containers.modelopt_config import MIXED
+from lowbitcli.plan.consumers import Found, Rule, Seen, many
+from lowbitcli.plan.rules_config import CT, SERVERS, as_object, groups_of
 from lowbitcli.tensors import DATA
-from lowbitcli.verify.consumers import Found, Rule, Seen, many
-from lowbitcli.verify.rules_config import CT, SERVERS, as_object, groups_of
 
 
 def activations_of(seen: Seen) -> Iterator[tuple[str, str, str]]:
