@@ -9,7 +9,9 @@
 | INT4 in groups of G: 32, 64, 128 | 7 | uint8 `[*, R, C/2]` | fp32 `[*, R, C/G]` |
 
 INT4 are nibbles in two's complement, the even column in the low one; C is a multiple of G. An amax
-so small that amax / max is zero gets the smallest subnormal, 2^-149.
+so small that amax / max is zero gets the smallest subnormal, 2^-149. Scales of groups may be rounded
+to bf16 or fp16, nearest even, for readers that keep them so: codes are then made for what they were
+rounded to, and the least is that dtype's smallest subnormal.
 What is no number shows in the scale of its row or group alone: NaN where that holds a NaN, else Inf
 where it holds an Inf; every code there is 0, and decodes to NaN.
 INT8: same bytes as ModelOpt 0.47 `get_scaling_factor` + `to_quantized_weight`, but for amax below
@@ -17,6 +19,7 @@ the dtype's tiny.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,12 +40,16 @@ from lowbit_kernels.rounding import (
 )
 
 GROUPS = (32, 64, 128)
+# What scales are rounded to -> its smallest subnormal.
+LEAST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
-def scale_of(amax: Tensor, element: Format = INT8) -> Tensor:
-    """Return fp32 scales fl(amax / max) of fp32 `amax`: 1 for 0, never 0."""
+def scale_of(amax: Tensor, element: Format = INT8, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return fp32 scales fl(amax / max) of fp32 `amax`, rounded to `dtype`: 1 for 0, never 0."""
     scale = amax / torch.full_like(amax, element.max)
-    scale = torch.where(scale == 0, 2.0**-149, scale)
+    scale = scale.to(dtype).float()
+    scale = torch.where(scale == 0, LEAST[dtype], scale)
     return torch.where(amax == 0, 1.0, scale)
 
 
@@ -56,9 +63,9 @@ def _codes(q: Tensor, element: Format) -> Tensor:
     return q.clamp_(-element.max, element.max).round_().nan_to_num_(0.0).to(torch.int8)
 
 
-def _quantize_groups_reference(w: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def _quantize_groups_reference(w: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     blocks = w.contiguous().unflatten(-1, (w.shape[-1] // group, group)).float()
-    scale = scale_of(amax_of.blocks(w, group), INT4)
+    scale = scale_of(amax_of.blocks(w, group), INT4, dtype)
     codes = _codes(blocks / scale.unsqueeze(-1), INT4)
     return rounding.pack(codes.view(torch.uint8) & 15).flatten(-2), scale
 
@@ -81,8 +88,11 @@ def _quantize_groups_kernel(
     BF16: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
+    SCALE: tl.constexpr,
+    LEAST: tl.constexpr,
 ):
-    """Quantize TILE groups to INT4, eight elements to a thread at a time."""
+    """Quantize TILE groups to INT4, eight elements to a thread at a time; scales are rounded to
+    SCALE, whose smallest subnormal is LEAST."""
     first = tl.program_id(0).to(tl.int64) * TILE
     share: tl.constexpr = GROUP // 8
     eighth, column = tl.arange(0, TILE * share), tl.arange(0, 8)[None, :]
@@ -92,7 +102,11 @@ def _quantize_groups_kernel(
     top = tl.max(tl.reshape(tl.max(patterns(x), axis=1), [TILE, share]), axis=1)
     amax = magnitude(top, tl.int16 if BF16 else w_ptr.dtype.element_ty)
     scale = tl.math.div_rn(amax, tl.full([TILE], 7.0, tl.float32))
-    scale = tl.where(scale == 0, 2.0**-149, scale)
+    if SCALE == "BF16":
+        scale = widen(narrow(scale, tl.bfloat16).to(tl.int16, bitcast=True), True)
+    elif SCALE == "F16":
+        scale = narrow(scale, tl.float16).to(tl.float32)
+    scale = tl.where(scale == 0, LEAST, scale)
     scale = tl.where(amax == 0, 1.0, scale)
     index = tl.arange(0, TILE)
     tl.store(scale_ptr + first + index, scale, mask=index < groups - first)
@@ -176,7 +190,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
     return out
 
 
-def _launch_quantize_groups(w: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def _launch_quantize_groups(w: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     data = torch.empty((*w.shape[:-1], w.shape[-1] // 2), dtype=torch.uint8, device=w.device)
     shape = (*w.shape[:-1], w.shape[-1] // group)
     scale = torch.empty(shape, dtype=torch.float32, device=w.device)
@@ -190,6 +204,8 @@ def _launch_quantize_groups(w: Tensor, group: int) -> tuple[Tensor, Tensor]:
             BF16=w.dtype == torch.bfloat16,
             GROUP=group,
             TILE=tile,
+            SCALE=NAMES[dtype],
+            LEAST=LEAST[dtype],
             **OPTIONS,
         )
     return data, scale
@@ -232,24 +248,30 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     return data, scale
 
 
-def quantize_int4(w: Tensor, group: int = 128) -> tuple[Tensor, Tensor]:
+def quantize_int4(
+    w: Tensor, group: int = 128, scale_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to INT4 with a scale for each `group` columns of a row; return packed
-    uint8 `[*, R, C/2]` and scale fp32 `[*, R, C/group]`.
+    uint8 `[*, R, C/2]` and scale fp32 `[*, R, C/group]`, whose numbers are those of `scale_dtype`:
+    fp32, bf16 or fp16.
 
     What NaN and Inf give stands at the head of this module.
     Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of
-    `group`, another group than 32, 64 or 128.
+    `group`, another group than 32, 64 or 128, or another dtype of scales.
     """
     if group not in GROUPS:
         raise ValueError(f"a group is 32, 64 or 128 columns, not {group}")
+    if scale_dtype not in LEAST:
+        raise ValueError(f"scales are fp32, bf16 or fp16, not {scale_dtype}")
     amax_of.check_weight(w, group)
     if use_kernel(w):
-        return _launch_quantize_groups(w, group)
+        return _launch_quantize_groups(w, group, scale_dtype)
     if not cpu.takes(w):
-        return _quantize_groups_reference(w, group)
+        return _quantize_groups_reference(w, group, scale_dtype)
     data = torch.empty((*w.shape[:-1], w.shape[-1] // 2), dtype=torch.uint8)
     scale = torch.empty((*w.shape[:-1], w.shape[-1] // group), dtype=torch.float32)
-    cpu.by_rows(lambda part: _quantize_groups_reference(part, group), 1, (w,), (data, scale))
+    reference = partial(_quantize_groups_reference, group=group, dtype=scale_dtype)
+    cpu.by_rows(reference, 1, (w,), (data, scale))
     return data, scale
 
 
@@ -301,9 +323,11 @@ def _quantize(w: Tensor, shared: Tensor | None, rule: str) -> dict[str, Tensor]:
     return {"data": data, "scale": scale}
 
 
-def _quantize_int4(w: Tensor, shared: Tensor | None, rule: str) -> dict[str, Tensor]:
+def _quantize_int4(
+    w: Tensor, shared: Tensor | None, rule: str, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     _check_rule(rule)
-    data, scale = quantize_int4(w)
+    data, scale = quantize_int4(w, scale_dtype=dtype)
     return {"data": data, "scale": scale}
 
 
@@ -311,5 +335,11 @@ def _dequantize(parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     return dequantize(parts["data"], parts["scale"], dtype)
 
 
-INT4_G128 = Ops(amax_of.matrix, _shared, _quantize_int4, _dequantize)
+def _int4_with(dtype: torch.dtype) -> Ops:
+    return Ops(amax_of.matrix, _shared, partial(_quantize_int4, dtype=dtype), _dequantize)
+
+
+INT4_G128 = _int4_with(torch.float32)
+INT4_G128_BF16 = _int4_with(torch.bfloat16)
+INT4_G128_F16 = _int4_with(torch.float16)
 INT8_CHANNEL = Ops(amax_of.matrix, _shared, _quantize, _dequantize)

@@ -9,7 +9,7 @@ compressed-tensors`.
 | int8_channel | `.weight` I8 | `.weight_scale` F32 [o, 1] | |
 | mxfp8 | `.weight` F8_E4M3 | `.weight_scale` U8 [o, i/32] | |
 | mxfp4 | `.weight_packed` U8 [o, i/2] | `.weight_scale` U8 [o, i/32] | |
-| int4_g128 | `.weight_packed` I32 [o, i/8] | `.weight_scale` F32 [o, i/128] | |
+| int4_g128 | `.weight_packed` I32 [o, i/8] | `.weight_scale` in the weight's dtype [o, i/128] | |
 | nvfp4 | `.weight_packed` U8 [o, i/2] | `.weight_scale` F8_E4M3 [o, i/16] | stored |
 
 The global scale is `.weight_global_scale`, F32 [1] and holds the reciprocal: readers divide by it.
@@ -165,7 +165,7 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
     if config is None:
         return Declared(None, metadata, shapes=_shapes(declarations))
     said = ct_config.write(declarations, config)
-    return Declared(said, metadata, notes=notes(declarations))
+    return Declared(said, metadata, notes=notes(declarations, config))
 
 
 def _shapes(declarations: Sequence[Declaration]) -> dict[str, Shape]:
@@ -177,7 +177,9 @@ def _shapes(declarations: Sequence[Declaration]) -> dict[str, Shape]:
     }
 
 
-def notes(declarations: Sequence[Declaration]) -> tuple[str, ...]:
+def notes(
+    declarations: Sequence[Declaration], config: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
     """Return what reading programs were seen to make of this; see docs/formats.md."""
     told = []
     quantized = [item for item in declarations if item.scheme is not None]
@@ -187,10 +189,14 @@ def notes(declarations: Sequence[Declaration]) -> tuple[str, ...]:
             "transformers 5.24 leaves out the global scale of experts in nvfp4, and says nothing: "
             "for it choose another scheme, vLLM and SGLang read them right"
         )
-    if any(d.scheme is not None and d.scheme.name == "int4_g128" for d in quantized):
+    if ct_config.model_dtype(config) in HALVES and any(
+        d.scheme is not None and d.scheme.name == "int4_g128" and d.scales == "F32"
+        for d in quantized
+    ):
         told.append(
-            "vLLM 0.33 rounds the F32 scales of int4_g128 to the dtype of the model; SGLang 0.5 "
-            "refuses to, unless SGLANG_QUANT_ALLOW_DOWNCASTING is set"
+            "the scales of int4_g128 are F32, as the weights are or the source has them, and the "
+            "model is not: vLLM 0.33 rounds them to the model's dtype, and SGLang 0.5 refuses to, "
+            "unless SGLANG_QUANT_ALLOW_DOWNCASTING is set"
         )
     if refused := schemes & {"fp8_block128", "mxfp8"}:
         told.append(f"transformers 5.24 does not load experts in {', '.join(sorted(refused))}")

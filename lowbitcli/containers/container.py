@@ -106,7 +106,8 @@ class Examination:
 @dataclass(frozen=True)
 class Declaration:
     """One weight as the writer of a checkpoint declares it: what it is called, its scheme
-    (None: kept) and options. `rule` is "" where scales are as the source has them."""
+    (None: kept) and options. `rule` is "" where scales are as the source has them, `scales` is the
+    dtype that they are stored in."""
 
     name: str
     scheme: Scheme | None
@@ -115,6 +116,7 @@ class Declaration:
     activations: str = "none"
     rule: str = "amax"
     plain: Layout | None = None
+    scales: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ to read the file:
 | scheme | nvfp4, mxfp8, fp8_tensor, fp8_channel, ... |
 | shape, dtype | those of the weight before it was quantized |
 | tensors | part -> tensor of this file: data, scale, global_scale |
-| element, scale_format | how they are decoded: E2M1, E4M3, E5M2, E8M0, INT8, INT4, F32 |
+| element, scale_format | how they are decoded: E2M1, E4M3, E5M2, E8M0, INT8, INT4, F32, BF16, F16 |
 | block | rows and columns that share a scale, null for all of that axis |
 | stacked | of experts in one tensor: `in_out` where the tensor was `[E, in, out]`, else `out_in` |
 
@@ -55,7 +55,9 @@ SUFFIXES = {DATA: ".weight", SCALE: ".weight_scale", GLOBAL_SCALE: ".weight_glob
 
 BINDINGS = {
     scheme.name: {
-        part: Stored(SUFFIXES[part], spec.dtype, IDENTITY)
+        part: Stored(
+            SUFFIXES[part], spec.dtype, IDENTITY, scheme.scale_dtypes if part == SCALE else ()
+        )
         for part, spec in scheme.specs((128, 128)).items()
     }
     for scheme in SCHEMES
@@ -86,7 +88,8 @@ def examine(listing: Listing) -> Examination:
             stem, scheme, bound, listing, lambda _, d=dtype: d, None, name, plain
         )
         if weight is not None:
-            problems = _misdescribed(name, entry, weight)
+            scales = listing.tensors[weight.parts[SCALE]].dtype
+            problems = _misdescribed(name, entry, weight, scales)
         if weight is not None and not problems:
             weights[name] = weight
         findings += problems
@@ -96,13 +99,15 @@ def examine(listing: Listing) -> Examination:
     return Examination(weights, tuple(findings))
 
 
-def _misdescribed(name: str, entry: Mapping[str, Any], weight: QuantizedWeight) -> list[Finding]:
+def _misdescribed(
+    name: str, entry: Mapping[str, Any], weight: QuantizedWeight, scales: str
+) -> list[Finding]:
     """Return what an entry says of a weight and is not so: another reader would follow it."""
     if weight.plain is None and not name.endswith(".weight"):
         return [Finding("mismatch", name, "its name does not end in .weight")]
     if weight.dtype not in FLOATING:
         return [Finding("mismatch", name, f"described as of dtype {str(entry.get('dtype'))[:80]}")]
-    told = _description(name, weight.scheme, weight.shape, weight.dtype, weight.plain)
+    told = _description(name, weight.scheme, weight.shape, weight.dtype, weight.plain, scales)
     return [
         Finding("mismatch", name, f"{key}: {str(entry.get(key))[:80]} described, {value} stored")
         for key, value in told.items()
@@ -111,9 +116,9 @@ def _misdescribed(name: str, entry: Mapping[str, Any], weight: QuantizedWeight) 
 
 
 def _description(
-    name: str, scheme: Scheme, shape: Shape, dtype: str, plain: Layout | None
+    name: str, scheme: Scheme, shape: Shape, dtype: str, plain: Layout | None, scales: str
 ) -> dict[str, Any]:
-    """Return what `lowbit.weights` says of one weight."""
+    """Return what `lowbit.weights` says of one weight, whose scales are stored as `scales`."""
     stem = name.removesuffix(".weight")
     stacked = next((key for key, layout in LAYOUTS.items() if layout == plain), None)
     return {
@@ -122,7 +127,7 @@ def _description(
         "shape": list(shape),
         "dtype": dtype,
         "element": scheme.element.name,
-        "scale_format": scheme.scale.name,
+        "scale_format": scales if scales in scheme.scale_dtypes else scheme.scale.name,
         "block": list(scheme.block),
         "tensors": {part: stem + stored.suffix for part, stored in BINDINGS[scheme.name].items()},
     }
@@ -162,7 +167,9 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
     """Describe every quantized weight in the header, and tell readers of config.json that they
     need lowbit."""
     described = {
-        item.name: _description(item.name, item.scheme, item.shape, item.dtype, item.plain)
+        item.name: _description(
+            item.name, item.scheme, item.shape, item.dtype, item.plain, item.scales
+        )
         for item in declarations
         if item.scheme is not None
     }

@@ -13,10 +13,12 @@ from lowbitcli.tensors import DTYPES
 
 
 @cache
-def ops_of(scheme: Scheme) -> Ops:
-    """Return the arithmetic that `scheme.ops` (`module:attribute`) names."""
+def ops_of(scheme: Scheme, dtype: str = "") -> Ops:
+    """Return the arithmetic that `scheme.ops` (`module:attribute`) names, for quantizing that of a
+    weight of `dtype`."""
     module, _, attribute = scheme.ops.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    ending = f"_{dtype}" if dtype in scheme.scale_dtypes else ""
+    return getattr(importlib.import_module(module), attribute + ending)
 
 
 def torch_dtype(name: str) -> torch.dtype:

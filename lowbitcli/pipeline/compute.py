@@ -65,7 +65,7 @@ def quantize(
     scheme = weight.target
     if scheme is None:
         raise ValueError("no scheme to quantize to")
-    ops = ops_of(scheme)
+    ops = ops_of(scheme, weight.dtype)
     try:
         parts = ops.quantize(w, None if shared is None else shared.to(w.device), weight.rule)
     except ValueError as error:

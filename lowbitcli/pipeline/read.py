@@ -90,6 +90,14 @@ def by_value(tensor: Tensor, part: Part) -> Tensor:
     return tensor if tensor.dtype == wanted else tensor.to(wanted)
 
 
+def as_stored(tensor: Tensor, part: Part) -> Tensor:
+    """Return canonical scales in the dtype that a file has for them, where it is one that rounds:
+    they were rounded to it already."""
+    if part.stored is None or part.spec.dtype not in HALVES or tensor.dtype != torch.float32:
+        return tensor
+    return tensor.to(torch_dtype(part.spec.dtype))
+
+
 def bytes_of(*tensors: Tensor) -> list[memoryview]:
     """Return the bytes of tensors of one device as they go into a file."""
     found: list[Tensor] = []
@@ -114,6 +122,7 @@ def buffer(size: int, device: torch.device) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
+HALVES = ("BF16", "F16")
 BLOCKS = 2  # matrices of a turned stack that are held at once
 
 

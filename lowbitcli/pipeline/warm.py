@@ -98,7 +98,7 @@ def _quantize(weight: Weight, device: torch.device) -> None:
         shared = compute.shared_scale(weight, torch.ones(()))
         if shared is not None:
             shared = shared.to(device)
-        ops_of(weight.target).quantize(_zeros(weight, device), shared, weight.rule)
+        ops_of(weight.target, weight.dtype).quantize(_zeros(weight, device), shared, weight.rule)
 
 
 def _errors(weight: Weight, device: torch.device) -> None:

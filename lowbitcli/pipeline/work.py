@@ -25,7 +25,7 @@ from lowbitcli.pipeline import compute, lossless
 from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.crew import Crew, Order
 from lowbitcli.pipeline.proof import Done
-from lowbitcli.pipeline.read import Rows, buffer, bytes_of
+from lowbitcli.pipeline.read import Rows, as_stored, buffer, bytes_of
 from lowbitcli.pipeline.slices import (
     Slice,
     extent,
@@ -261,6 +261,7 @@ class _Member:
     def store(self, some: Slice, parts: Mapping[str, Tensor]) -> None:
         """Write the rows of a slice, and with the last slice what is not written by rows."""
         writes = self.weight.writes
+        parts = {name: as_stored(parts[name], writes[name]) for name in writes}
         by_rows = {x for x, part in writes.items() if is_streamed(self._scheme, x, part)}
         with self._clock.stage("copy out"):
             found = bytes_of(*(parts[name] for name in sorted(by_rows)))

@@ -28,7 +28,7 @@ from lowbitcli.plan.unshared import unshared
 from lowbitcli.recipe import Recipe
 from lowbitcli.recipe.drafts import first_draft
 from lowbitcli.schemes import BY_NAME, Scheme
-from lowbitcli.tensors import DATA, FLOATING, FP8, Shape, TensorSpec, safe
+from lowbitcli.tensors import DATA, FLOATING, FP8, SCALE, Shape, TensorSpec, safe
 
 # Header metadata that speaks of how a file is stored, and is not carried over to another container.
 STORAGE_METADATA = ("lowbit.", "_quantization_metadata")
@@ -171,19 +171,31 @@ def _writes(
         stored = Stored("", dtype, weight.plain)
         return {DATA: Part(weight.plain.spec(spec), weight.file, stored)}
     file, stem = weight.file, container.stem(weight.name)
+    if weight.scheme == scheme and scheme.scale_dtypes:
+        dtype = weight.reads[SCALE].spec.dtype  # scales stay as they are, and so does their dtype
+    dtype = scheme.scale_dtype(dtype)
     return {
         part: Part(TensorSpec(stem + stored.suffix, dtype, shape), file, stored)
-        for part, stored, dtype, shape in _stored(scheme.name, container.name, weight.shape)
+        for part, stored, dtype, shape in _stored(scheme.name, container.name, weight.shape, dtype)
     }
 
 
 @lru_cache(maxsize=4096)
-def _stored(scheme: str, container: str, shape: Shape) -> list[tuple[str, Stored, str, Shape]]:
-    """Return part, how it is stored, dtype and shape: a model has few different shapes."""
+def _stored(
+    scheme: str, container: str, shape: Shape, scales: str
+) -> list[tuple[str, Stored, str, Shape]]:
+    """Return part, how it is stored, dtype and shape: a model has few different shapes. `scales`
+    is the dtype of scales in schemes that have several."""
     bound = container_of(container).bindings[scheme]
     specs = BY_NAME[scheme].specs(shape)
+    several = bool(BY_NAME[scheme].scale_dtypes)
     return [
-        (part, stored, stored.dtype, stored.layout.spec(spec).shape)
+        (
+            part,
+            stored,
+            scales if several and part == SCALE else stored.dtype,
+            stored.layout.spec(spec).shape,
+        )
         for part, spec in specs.items()
         for stored in (bound[part].at(spec.shape),)
     ]
@@ -262,6 +274,7 @@ def _declaration(weight: Weight) -> Declaration:
         weight.activations,
         rule,
         weight.plain,
+        weight.writes[SCALE].spec.dtype if scheme is not None else "",
     )
 
 

@@ -21,7 +21,9 @@ class Scheme:
     scales, the first is the default. `ops` names the value of `lowbit_kernels` that does the
     arithmetic (`module:attribute`). `row_multiple` is where slices of a weight may be cut,
     `passes` is 2 where the largest magnitude of the whole matrix comes first, `shares` whether
-    fused matrices (q/k/v, gate/up) must agree on that number.
+    fused matrices (q/k/v, gate/up) must agree on that number. `scale_dtypes` are dtypes of weights
+    whose scales are stored in them, and codes made for scales so rounded: `ops` with `_` and the
+    dtype behind it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Scheme:
     global_scale: "Format | None" = None
     shares: bool = False
     ragged: bool = False  # may the last block of a row or column be incomplete
+    scale_dtypes: tuple[str, ...] = ()
 
     def check(self, shape: Shape) -> None:
         """Raise UnsupportedError, with a hint, where a weight of `shape` cannot be stored in
@@ -70,6 +73,10 @@ class Scheme:
         if self.global_scale is not None:
             parts[GLOBAL_SCALE] = TensorSpec("", self.global_scale.dtype, lead)
         return parts
+
+    def scale_dtype(self, dtype: str) -> str:
+        """Return the dtype that scales of a weight of `dtype` are stored in."""
+        return dtype if dtype in self.scale_dtypes else self.scale.dtype
 
     def shape_of(self, data: Shape) -> Shape:
         """Return the shape `[*, rows, cols]` of the weight whose canonical data part has the

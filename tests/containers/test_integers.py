@@ -16,11 +16,21 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "compressed-tensors"
 DOWN, K = LAYER + "mlp.down_proj", LAYER + "self_attn.k_proj"
 
 
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+def made(tmp_path, dtype, model=None):
+    w = (weight(40, 256).float() * 1.0009).to(DTYPES[dtype])
+    tensors = {DOWN + ".weight": w, "model.norm.weight": weight(1, 64)[0]}
+    config = {**checkpoints.CONFIG, "dtype": NAMES[model or dtype]}
+    source = single(tmp_path / "source", tensors, config=config)
+    return quantize(source, tmp_path / "q", Request(scheme="int4_g128"), device="cpu")
+
+
 @pytest.fixture
 def done(tmp_path):
-    tensors = {DOWN + ".weight": weight(40, 256), "model.norm.weight": weight(1, 64)[0]}
-    source = single(tmp_path / "source", tensors)
-    return quantize(source, tmp_path / "q", Request(scheme="int4_g128"), device="cpu")
+    return made(tmp_path, "BF16")
 
 
 def test_names_dtypes_and_shapes(tmp_path, done):
@@ -33,7 +43,7 @@ def test_names_dtypes_and_shapes(tmp_path, done):
     }
     assert found == {
         ".weight_packed": ("I32", [40, 32]),
-        ".weight_scale": ("F32", [40, 2]),
+        ".weight_scale": ("BF16", [40, 2]),
         ".weight_shape": ("I64", [2]),
     }
     stored = checkpoints.read(done.output)
@@ -50,20 +60,71 @@ def test_names_dtypes_and_shapes(tmp_path, done):
         "group_size": 128,
     }
     assert group["input_activations"] is None
-    assert any("SGLang" in note for note in done.plan.notes)
+    assert not any("SGLang" in note for note in done.plan.notes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scales_are_in_the_dtype_of_the_weight_and_codes_made_for_them(tmp_path, dtype):
+    """Readers keep scales in the model's dtype: what they round, codes would not be made for."""
+    done = made(tmp_path, dtype)
+    stored = checkpoints.read(done.output)
+    scale = stored[DOWN + ".weight_scale"]
+    w = checkpoints.read(tmp_path / "source")[DOWN + ".weight"].float().unflatten(1, (2, 128))
+    exact = w.abs().amax(-1) / 7
+    assert scale.dtype == DTYPES[dtype] and torch.equal(scale, exact.to(scale.dtype))
+    wanted = (w / scale.float().unsqueeze(-1)).round().clamp(-7, 7).flatten(1)
+    assert torch.equal(codes_of(stored), wanted)
+    for_exact = (w / exact.unsqueeze(-1)).round().flatten(1)
+    assert dtype == "F32" or not torch.equal(wanted, for_exact)
+    assert verify(done.output, against=tmp_path / "source", device="cpu").passed
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_a_fake_run_and_one_by_way_of_fp8_have_the_same_scales(tmp_path, dtype):
+    done, source = made(tmp_path, dtype), tmp_path / "source"
+    fake = quantize(source, tmp_path / "f", Request(scheme="int4_g128", fake=True), device="cpu")
+    back = dequantize(done.output, tmp_path / "d", dtype=NAMES[dtype], device="cpu")
+    a, b = checkpoints.read(fake.output), checkpoints.read(back.output)
+    assert checkpoints.same(a[DOWN + ".weight"], b[DOWN + ".weight"])
+    fp8 = quantize(source, tmp_path / "8", Request(scheme="fp8_channel"), device="cpu")
+    again = quantize(fp8.output, tmp_path / "4", Request(scheme="int4_g128"), device="cpu")
+    assert checkpoints.read(again.output)[DOWN + ".weight_scale"].dtype == DTYPES[dtype]
+    assert verify(again.output, against=fp8.output, device="cpu").passed
+
+
+def test_only_f32_scales_in_a_model_of_another_dtype_are_told_of(tmp_path):
+    done = made(tmp_path, "F32", model="BF16")
+    assert any("SGLang 0.5 refuses" in note for note in done.plan.notes)
+    found = verify(done.output, consumers=("sglang", "vllm"), device="cpu")
+    told = [one.message for one in found.problems if one.kind == "consumer"]
+    assert len(told) == 2 and all("scales of int4_g128 are F32" in one for one in told)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_consumer_is_said_to_round_scales_of_the_model_s_dtype(tmp_path, dtype):
+    done = made(tmp_path, dtype)
+    assert not any("int4_g128 are F32" in note for note in done.plan.notes)
+    found = verify(done.output, consumers=("sglang", "vllm"), device="cpu")
+    assert [one.message for one in found.problems if one.kind == "consumer"] == []
+
+
+def codes_of(stored):
+    words = stored[DOWN + ".weight_packed"].to(torch.int64) & 0xFFFFFFFF
+    return torch.stack([(words >> (4 * n)) & 15 for n in range(8)], -1).flatten(1) - 8
 
 
 def test_the_first_code_is_in_the_lowest_bits_plus_8(tmp_path, done):
-    words = checkpoints.read(done.output)[DOWN + ".weight_packed"].to(torch.int64) & 0xFFFFFFFF
-    codes = torch.stack([(words >> (4 * n)) & 15 for n in range(8)], -1).flatten(1) - 8
-    scale = checkpoints.read(done.output)[DOWN + ".weight_scale"].repeat_interleave(128, 1)
+    codes = codes_of(checkpoints.read(done.output))
+    scale = checkpoints.read(done.output)[DOWN + ".weight_scale"].float().repeat_interleave(128, 1)
     back = dequantize(done.output, tmp_path / "d", dtype="fp32", device="cpu")
     assert torch.equal(checkpoints.read(back.output)[DOWN + ".weight"], codes * scale)
     assert set(codes.unique().tolist()) <= set(range(-7, 8))
     assert verify(done.output, against=tmp_path / "source", device="cpu").passed
 
 
-def test_compressed_tensors_decompresses_it_to_our_numbers(tmp_path, done):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compressed_tensors_decompresses_it_to_our_numbers(tmp_path, dtype):
+    done = made(tmp_path, dtype)
     kinds = pytest.importorskip("compressed_tensors.quantization")
     compressors = pytest.importorskip("compressed_tensors.compressors")
     said = checkpoints.quantization_of(done.output)["config_groups"]["group_0"]
@@ -72,11 +133,14 @@ def test_compressed_tensors_decompresses_it_to_our_numbers(tmp_path, done):
     stored = checkpoints.read(done.output)
     parts = {n.removeprefix(DOWN + "."): v for n, v in stored.items() if n.startswith(DOWN)}
     theirs = compressor.decompress(parts, scheme)["weight"]
-    back = dequantize(done.output, tmp_path / "d", dtype="fp32", device="cpu")
-    assert checkpoints.same(theirs.float(), checkpoints.read(back.output)[DOWN + ".weight"])
+    back = dequantize(done.output, tmp_path / "d", dtype=NAMES[dtype], device="cpu")
+    assert checkpoints.same(theirs, checkpoints.read(back.output)[DOWN + ".weight"])
 
 
-def test_to_lowbit_and_back_is_byte_identical(tmp_path, done):
+@pytest.mark.parametrize("dtype", [*DTYPES, "F32 in BF16"])
+def test_to_lowbit_and_back_is_byte_identical(tmp_path, dtype):
+    """Also where another writer had scales in F32 of a model that is not."""
+    done = made(tmp_path, dtype[:4].strip(), model=dtype[-4:].strip())
     request = Request(scheme="int4_g128", container="lowbit")
     two = quantize(done.output, tmp_path / "two", request, device="cpu")
     request = Request(scheme="int4_g128", container="compressed-tensors")

@@ -39,6 +39,10 @@ DECODE = {
     "INT4": lambda raw: int4(np.stack((raw & 15, raw >> 4), -1).reshape(*raw.shape[:-1], -1)),
     "INT8": lambda raw: raw.view(np.int8).astype(np.float32),
     "F32": lambda raw: raw.view(np.float32).reshape(raw.shape[:-1]),
+    "F16": lambda raw: raw.view(np.float16).reshape(raw.shape[:-1]).astype(np.float32),
+    "BF16": lambda raw: (
+        (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(raw.shape[:-1])
+    ),
 }
 
 
@@ -57,7 +61,7 @@ def read(path):
         for part, tensor in entry["tensors"].items():
             place = header[tensor]
             start, stop = (8 + length + offset for offset in place["data_offsets"])
-            width = (4,) if place["dtype"] == "F32" else ()
+            width = {"F32": (4,), "F16": (2,), "BF16": (2,)}.get(place["dtype"], ())
             raw[part] = np.frombuffer(data[start:stop], np.uint8).reshape(*place["shape"], *width)
         rows, cols = entry["shape"]
         high, wide = entry["block"]

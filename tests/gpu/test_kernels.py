@@ -71,6 +71,8 @@ def test_division_by_a_reciprocal_rounds_as_true_division(dtype, exponent):
             lambda x=x: integer.quantize_channel(x),
             lambda x=x: integer.quantize_int4(x, 128),
             lambda x=x: integer.quantize_int4(x, 32),
+            lambda x=x: integer.quantize_int4(x, 128, torch.bfloat16),
+            lambda x=x: integer.quantize_int4(x, 128, torch.float16),
         ):
             got = call()
             with references():

@@ -195,6 +195,8 @@ def integer_both(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
         for name, w in samples.items():
             w = w if w.shape[-1] % group == 0 else torch.cat([w] * 4, -1)
             yield f"int4 {group} {name}", lambda w=w, g=group: integer.quantize_int4(w, g)
+            if group == 32:
+                yield f"int4 {name} in {dtype}", lambda w=w: integer.quantize_int4(w, 32, dtype)
     nibbles = torch.arange(256, dtype=torch.uint8, device=device).reshape(2, 128)
     for count in (1, 2, 8, 32):
         scales = torch.tensor([0.3, 1e-40, torch.nan, 3e38], device=device).repeat(16)[: 2 * count]

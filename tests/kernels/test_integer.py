@@ -53,6 +53,37 @@ def test_int4(dtype, group):
         assert difference(of_stack[0, 0, 0], data) == "" and its_scale.shape[-1] == 256 // group
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_codes_of_int4_are_made_for_scales_as_they_were_rounded(dtype):
+    """Through numpy, which has fp16, and bf16 as the upper half of a number that is rounded."""
+    least = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}[dtype]
+    for name, w in finite(dtype, 6, 256).items():
+        x = w.float().numpy().reshape(6, -1, 32)
+        exact = np.abs(x).max(-1, keepdims=True) / np.float32(7)
+        if dtype == torch.float16:
+            scale = exact.astype(np.float16).astype(np.float32)
+        else:
+            bits = exact.view(np.uint32)
+            bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+            scale = bits.view(np.float32)
+        scale = np.where(scale == 0, np.float32(least), scale)
+        scale = np.where(exact == 0, np.float32(1), scale)
+        codes = np.clip(np.rint(x / scale), -7, 7).astype(np.int8).reshape(6, 256)
+        data, got = integer.quantize_int4(w, 32, dtype)
+        np.testing.assert_array_equal(got.numpy(), scale.squeeze(-1))
+        assert torch.equal(got.to(dtype).float(), got), name
+        nibbles = codes.astype(np.uint8) & 15
+        np.testing.assert_array_equal(data.numpy(), nibbles[:, ::2] | nibbles[:, 1::2] << 4)
+
+
+def test_a_scale_that_its_dtype_has_no_number_for_is_its_least():
+    w = torch.full((1, 32), 2.0**-130)
+    assert integer.quantize_int4(w, 32, torch.float16)[1].item() == 2.0**-24
+    w = torch.full((1, 32), 2.0**-133)
+    data, scale = integer.quantize_int4(w, 32, torch.bfloat16)
+    assert scale.item() == 2.0**-133 and (data == 0x11).all()
+
+
 def test_every_tie_of_int4_goes_to_the_even_code():
     w = torch.zeros(1, 32)
     w[0, :29] = torch.arange(-7, 7.5, 0.5)
@@ -126,6 +157,8 @@ def test_refusals():
         integer.quantize_int4(torch.ones(2, 64), 16)
     with pytest.raises(ValueError, match="40 columns are no multiple of 32"):
         integer.quantize_int4(torch.ones(2, 40), 32)
+    with pytest.raises(ValueError, match="not torch.float64"):
+        integer.quantize_int4(torch.ones(2, 64), 32, torch.float64)
     data = torch.zeros(2, 24, dtype=torch.uint8)
     for scale in (torch.ones(2, 5), torch.ones(2, 4)):
         with pytest.raises(ValueError, match="do not belong to a row of 48 columns"):

@@ -76,8 +76,10 @@ def _fp8(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Va
     types = {"data_ptr": "*i8", "scale_ptr": "*fp32"} | out | {"cols": "i32", "programs": "i32"}
     yield Variant("integer", "_dequantize_kernel", types, {"TILE": 1024})
     types = w | {"data_ptr": "*i32", "scale_ptr": "*fp32", "groups": "i32"}
+    rounded = {"fp32": ("F32", 2.0**-149), "bf16": ("BF16", 2.0**-133), "fp16": ("F16", 2.0**-24)}
     for group in (32, 128):
         groups = {"BF16": bf16, "GROUP": group, "TILE": 2048 // group}
+        groups |= dict(zip(("SCALE", "LEAST"), rounded[name], strict=True))
         yield Variant("integer", "_quantize_groups_kernel", types, groups)
     for packed, word in ((True, "*i32"), (False, "*i64")):
         types = {"data_ptr": word, "scale_ptr": "*fp32", "eighths": "i32"} | out
