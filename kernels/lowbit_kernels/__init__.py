@@ -10,6 +10,7 @@ CPU and GPU.
 | `fp8` | FP8 per tensor, per channel |
 | `fp8_block` | FP8 per 128x128 or 1x128 block |
 | `mx` | MXFP8, MXFP4 |
+| `importance` | how much the error of each input channel counts |
 | `integer` | INT8 per channel, INT4 in groups |
 | `nvfp4` | NVFP4 |
 | `nvfp4_search` | the search for NVFP4 scales of least error |
@@ -21,7 +22,7 @@ CPU and GPU.
 | `tensor_file` | a few tensors in a safetensors file |
 | `layout` | swizzled scales, nibble order |
 | `fake_quant` | values rounded and given back, with gradients that go straight through |
-| `fake_plain` | the arithmetic of that |
+| `fake_plain`, `fake_blocks` | the arithmetic of that |
 | `error` | how far quantized values lie from the weight |
 | `error_figures` | the sums behind that, in one order on every device |
 
@@ -36,6 +37,7 @@ MODULES = (
     "dequantizers",
     "error",
     "error_figures",
+    "fake_blocks",
     "fake_plain",
     "fake_quant",
     "formats",
@@ -43,6 +45,7 @@ MODULES = (
     "fp8_block",
     "grouped",
     "hadamard",
+    "importance",
     "integer",
     "kv_nvfp4",
     "layout",

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import fake_plain
+from lowbit_kernels.fake_blocks import dynamic_block_quant_impl
 from lowbit_kernels.fake_plain import (
-    dynamic_block_quant_impl,
     fake_quant_impl,
     fp4_cast_impl,
     fp8_eager,
@@ -73,29 +73,6 @@ def _within(x: Tensor, amax: Tensor | None, pass_through: bool) -> Tensor | None
     return x.detach().abs() <= amax
 
 
-def _spread(amax: Tensor, x: Tensor, block_size: int | None, axis: int | None) -> Tensor:
-    """Return `amax` in a shape that broadcasts over `x`.
-
-    With `block_size` it has one number for each block along `axis` (the last), with `axis` alone
-    one for each index of that axis.
-    """
-    if amax.numel() == 1 or (block_size is None and axis is None):
-        return amax
-    along = (x.dim() - 1 if axis is None else axis) % max(x.dim(), 1)
-    size = x.shape[along]
-    if block_size is None:
-        if amax.numel() != size:
-            raise ValueError(f"axis {axis} has {size} indices, there are {amax.numel()} amax")
-        return amax.reshape([-1 if i == along else 1 for i in range(x.dim())])
-    wanted = [n // block_size if i == along else n for i, n in enumerate(x.shape)]
-    if block_size < 1 or size % block_size or list(amax.shape) != wanted:
-        raise ValueError(
-            f"{list(amax.shape)} are not the amax of blocks of {block_size} along axis {along} "
-            f"of {list(x.shape)}"
-        )
-    return amax.repeat_interleave(block_size, dim=along)
-
-
 def fake_tensor_quant(
     inputs: Tensor,
     amax: Tensor,
@@ -115,9 +92,10 @@ def fake_tensor_quant(
     Raises ValueError as `fake_quant_impl`, and for an amax of another shape.
     """
     x = inputs if bias is None else inputs - bias.detach()
-    amax = _spread(amax.detach(), x, block_size, axis)
-    y = fake_quant_impl(x, amax, num_bits, unsigned, narrow_range)
-    y = _through(x, y, _within(x, amax, pass_through_bwd))
+    amax = amax.detach()
+    y = fake_plain.integers(x, amax, num_bits, unsigned, narrow_range, block_size, axis)
+    top = amax if pass_through_bwd else fake_plain.spread(amax, x, block_size, axis)
+    y = _through(x, y, _within(x, top, pass_through_bwd))
     return y if bias is None else y + bias.detach()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lowbit_kernels import fake_plain, fake_quant, mx, nvfp4, rounding
+from lowbit_kernels import fake_blocks, fake_quant, mx, nvfp4, rounding
 from lowbit_kernels.formats import E2M1, E4M3, E5M2
 from tests.kernels import samples
 from tests.kernels.samples import DTYPES, difference
@@ -114,7 +114,7 @@ def test_both_ways_to_an_mx_format_agree(element, dtype):
         code = mx.quantize(x, MX[element])[1].unsqueeze(-1)
         blocks = x.float().unflatten(-1, (3, 32))
         negative = blocks < 0 if element == (2, 1) else torch.signbit(blocks)
-        rounded = fake_plain.round_to(
+        rounded = fake_blocks.round_to(
             blocks * rounding.e8m0_reciprocal(code), MX[element], negative
         )
         other = (rounded * rounding.e8m0_value(code)).to(dtype).flatten(-2)
