@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lowbit_kernels import cpu_steps
 from lowbit_kernels.cpu_steps import table, values
-from lowbit_kernels.formats import Format
+from lowbit_kernels.formats import E2M1, Format
 from lowbit_kernels.jit import only_references
 
 SLICE = 131072  # elements: 512 KiB as fp32; three such buffers fit a core's 2 MiB of L2
@@ -200,24 +200,34 @@ def quantize_nvfp4(
 
 
 def quantize_mx(
-    w: Tensor, element: Format, rule: str, reference: Reference, dtype: torch.dtype
+    w: Tensor,
+    element: Format,
+    rule: str,
+    reference: Reference,
+    dtype: torch.dtype,
+    h: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return data, of `dtype`, and scales of an MX format."""
-    x = w.detach().contiguous().view(1, -1, 32)
+    """Return data, of `dtype`, and scales of an MX format; `h` weighs the columns in rule mse."""
+    # Weights of columns need whole rows.
+    across = 32 if h is None else w.shape[-1]
+    x = w.detach().contiguous().view(1, -1, across)
     shape = (*w.shape[:-1], w.shape[-1] // element.per_byte)
     data = torch.empty(shape, dtype=dtype)
     scale = torch.empty((*w.shape[:-1], w.shape[-1] // 32), dtype=torch.uint8)
-    codes, scales = data.view(1, -1, 32 // element.per_byte), scale.view(1, -1, 1)
-    fast = compiled(w) if rule != "mse" else None
+    codes, scales = data.view(1, -1, across // element.per_byte), scale.view(1, -1, across // 32)
+    searches = rule == "mse"
+    fast = compiled(w) if element is E2M1 or not searches else None
 
     def step(span: Span) -> None:
         source, into, found = x[span], codes[span], scales[span]
-        if fast:
+        if fast and searches:
+            fast.search_mxfp4(source, h, into, found)
+        elif fast:
             fast.quantize_mx(source, element, rule, into, found)
-        elif rule == "mse" or not cpu_steps.mx(source, element, rule, into, found):
-            _put(reference(source, element, rule), into, found)
+        elif searches or not cpu_steps.mx(source, element, rule, into, found):
+            _put(reference(source, element, rule, h), into, found)
 
-    _each(step, x, 32, bool(fast))
+    _each(step, x, across, bool(fast))
     return data, scale
 
 

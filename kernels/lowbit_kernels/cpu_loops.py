@@ -61,7 +61,7 @@ def nvfp4_floats(w: Memory, at: Lanes, step: Lanes, out: Memory, to: Lanes):
 
 
 @vectors
-def _mx_floats(w: Memory, at: Lanes, step: Lanes, out: Memory, to: Lanes):
+def mx_floats(w: Memory, at: Lanes, step: Lanes, out: Memory, to: Lanes):
     """Write packed E2M1 codes of 16 elements times a step."""
     x = floats(w, at, 16)
     codes = encode_e2m1(x * step.spread(16))
@@ -218,5 +218,5 @@ def mx(w, shift, limit, element, rule, limits, bounds, data, scale, tops, steps)
         else:
             for b in range(found.shape[0]):
                 at = 32 * (first + b)
-                _mx_floats(w, at, step[b], data, at >> 1)
-                _mx_floats(w, at + 16, step[b], data, (at >> 1) + 8)
+                mx_floats(w, at, step[b], data, at >> 1)
+                mx_floats(w, at + 16, step[b], data, (at >> 1) + 8)

@@ -10,6 +10,7 @@ included.
 | `quantize_nvfp4`, `nvfp4_bounds` | NVFP4 by rule amax |
 | `search_nvfp4` | NVFP4 by the rules mse, mse_all |
 | `quantize_mx` | MXFP8, MXFP4 by the rules amax, floor, ceil, even |
+| `search_mxfp4` | MXFP4 by the rule mse |
 | `quantize_fp8_blocks`, `dequantize_fp8_blocks` | FP8 by blocks of 128 columns |
 | `dequantize` | values of codes with a step for each block |
 | `dequantize_chosen`, `chosen_values` | the same for E2M1, chosen from eight values |
@@ -185,6 +186,24 @@ def quantize_mx(w: Tensor, element: Format, rule: str, data: Tensor, scale: Tens
         _array(scale),
         torch.empty(STRIP // 32).numpy(),
         torch.empty(STRIP // 32).numpy(),
+    )
+
+
+def search_mxfp4(w: Tensor, h: Tensor | None, data: Tensor, scale: Tensor) -> None:
+    """Write codes and scales of blocks `w [1, n, ...]` with the best of three scales; `h` weighs
+    the columns, where the last axis is whole rows.
+    """
+    if w.dtype == torch.float16:
+        w = w.float()
+    dtype, shift, limit = _by_pattern(w.dtype)
+    cpu_search.mxfp4(
+        _array(w, dtype),
+        shift,
+        limit,
+        _array(_mx_bounds(w.dtype)) if w.dtype != torch.float32 else _NONE16,
+        (torch.ones(32) if h is None else h.view(-1)).numpy(),
+        _array(data),
+        _array(scale),
     )
 
 

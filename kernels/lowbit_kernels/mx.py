@@ -19,7 +19,8 @@ The scale's exponent, with a the block's amax, max the element's largest value, 
 | mse | of amax's e, then e - 1, e + 1: the least sum of squared errors | |
 
 No logarithm is taken. mse: errors are taken in units of 2^e, in fp32, and summed as a tree that
-adds the upper half onto the lower; a later candidate must be strictly better.
+adds the upper half onto the lower; a later candidate must be strictly better. With importance each
+square is multiplied by its column's weight (`importance.column_weights`).
 A block of zeros has scale code 0 (2^-127). -0.0 has E2M1 code 0, a negative number that rounds to
 zero has code 8; FP8 keeps the sign. A block that holds a NaN has scale code 255 (NaN), FP8 codes
 0x7F and E2M1 magnitudes 7. One that holds an Inf and no NaN has scale code 254 (by floor, ceil and
@@ -37,6 +38,7 @@ from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pair_kernels, rounding
 from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
+from lowbit_kernels.importance import column_weights
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
 from lowbit_kernels.layout import arrange, can_fuse, check, room
 from lowbit_kernels.mx_kernels import (
@@ -68,15 +70,16 @@ def _element_values(codes: Tensor, element: Format) -> Tensor:
     return torch.tensor(E2M1_VALUES, dtype=torch.float32, device=codes.device)[codes.int()]
 
 
-def _best_of_three(x: Tensor, first: Tensor, element: Format) -> Tensor:
-    """Return for each block of `x [..., 32]` the best code of first, first - 1, first + 1."""
+def _best_of_three(x: Tensor, first: Tensor, element: Format, h: Tensor | None) -> Tensor:
+    """Return for each block of `x [..., 32]` the best code of first, first - 1, first + 1; `h` is
+    of `column_weights`."""
     unit = x * rounding.e8m0_reciprocal(first).unsqueeze(-1)
     best, least = first, None
     for shift, up in ((0, 1.0), (-1, 2.0), (1, 0.5)):
         code = first.int() + shift
         values = _element_values(_element_codes(unit * up, x, element), element) / up
         d = values - unit
-        error = rounding.tree_sum_of(d * d)
+        error = rounding.tree_sum_of(d * d if h is None else d * d * h)
         if least is None:
             least = error
             continue
@@ -86,11 +89,13 @@ def _best_of_three(x: Tensor, first: Tensor, element: Format) -> Tensor:
     return best
 
 
-def _quantize_reference(w: Tensor, element: Format, rule: str) -> tuple[Tensor, Tensor]:
+def _quantize_reference(
+    w: Tensor, element: Format, rule: str, h: Tensor | None
+) -> tuple[Tensor, Tensor]:
     x = w.contiguous().unflatten(-1, (w.shape[-1] // BLOCK, BLOCK)).float()
     scale = scale_of(amax_of.blocks(w, BLOCK), element, rule)
     if rule == "mse":
-        scale = _best_of_three(x, scale, element)
+        scale = _best_of_three(x, scale, element, h)
     codes = _element_codes(x * rounding.e8m0_reciprocal(scale).unsqueeze(-1), x, element)
     data = rounding.pack(codes) if element is E2M1 else codes
     return data.flatten(-2), scale
@@ -104,7 +109,12 @@ def _dequantize_reference(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Te
 
 
 def _launch_quantize(
-    w: Tensor, element: Format, rule: str, swizzled: bool = False, high: bool = False
+    w: Tensor,
+    element: Format,
+    rule: str,
+    h: Tensor | None,
+    swizzled: bool = False,
+    high: bool = False,
 ) -> tuple[Tensor, Tensor]:
     cols = w.shape[-1]
     shape = (*w.shape[:-1], cols // element.per_byte)
@@ -126,7 +136,8 @@ def _launch_quantize(
     }
     with torch.cuda.device_of(w):
         if rule == "mse":
-            _search_kernel[(-(-blocks // 128),)](*arguments, **constants, TILE=128)
+            given = {"h_ptr": scale if h is None else h, "WEIGHTED": h is not None}
+            _search_kernel[(-(-blocks // 128),)](*arguments, **given, **constants, TILE=128)
         else:
             constants["num_warps"] = 2
             _quantize_kernel[(-(-blocks // 32),)](*arguments, **constants, RULE=rule, TILE=32)
@@ -152,12 +163,17 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def quantize(
-    w: Tensor, element: Format, rule: str = "amax", layout: str = "linear", nibbles: str = "low"
+    w: Tensor,
+    element: Format,
+    rule: str = "amax",
+    layout: str = "linear",
+    nibbles: str = "low",
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to an MX format; return data and scale, uint8 (E8M0) `[*, R, C/32]`.
 
     `layout` 128x4 stores scales as `layout.swizzle` would, `nibbles` high the even column of E2M1
-    in the high nibble; `dequantize` takes neither.
+    in the high nibble; `dequantize` takes neither. `importance [C]` weighs the columns in rule mse.
     Raises ValueError for a dtype or shape that is no weight, columns that are no multiple of 32, an
     unknown element, rule, layout or order of nibbles.
     """
@@ -166,17 +182,21 @@ def quantize(
         raise ValueError(f"an MX element is {', '.join(TORCH)}, not {element.name}")
     _check_rule(rule)
     check(layout, nibbles)
+    if importance is not None and (rule != "mse" or importance.shape != w.shape[-1:]):
+        raise ValueError("importance is one number for each column, for the rule mse")
+    h = None if importance is None else column_weights(importance, BLOCK)
     if (layout, nibbles) != ("linear", "low"):
         if element is not E2M1 and nibbles == "high":
             raise ValueError(f"{element.name} has no nibbles")
         fused = can_fuse(w.shape[-2], w.shape[-1] // BLOCK, w.shape[:-2].numel())
         if use_kernel(w) and fused:
-            return _launch_quantize(w, element, rule, layout == "128x4", nibbles == "high")
-        return arrange(*quantize(w, element, rule), layout, nibbles)
+            return _launch_quantize(w, element, rule, h, layout == "128x4", nibbles == "high")
+        parts = quantize(w, element, rule, importance=importance)
+        return arrange(*parts, layout, nibbles)
     if cpu.takes(w) and not use_kernel(w):
-        return cpu.quantize_mx(w, element, rule, _quantize_reference, TORCH[element.name])
+        return cpu.quantize_mx(w, element, rule, _quantize_reference, TORCH[element.name], h)
     run = _launch_quantize if use_kernel(w) else _quantize_reference
-    return run(w, element, rule)
+    return run(w, element, rule, h)
 
 
 def quantize_mxfp8(w: Tensor, rule: str = "amax", layout: str = "linear") -> tuple[Tensor, Tensor]:
@@ -185,10 +205,14 @@ def quantize_mxfp8(w: Tensor, rule: str = "amax", layout: str = "linear") -> tup
 
 
 def quantize_mxfp4(
-    w: Tensor, rule: str = "amax", layout: str = "linear", nibbles: str = "low"
+    w: Tensor,
+    rule: str = "amax",
+    layout: str = "linear",
+    nibbles: str = "low",
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to MXFP4; return packed uint8 `[*, R, C/2]` and scale uint8 (E8M0)."""
-    return quantize(w, E2M1, rule, layout, nibbles)
+    return quantize(w, E2M1, rule, layout, nibbles, importance)
 
 
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -218,9 +242,11 @@ def _shared(amax: Tensor, rule: str) -> Tensor | None:
     return None
 
 
-def _quantizer(element: Format) -> Callable[[Tensor, Tensor | None, str], dict[str, Tensor]]:
-    def quantize_parts(w: Tensor, shared: Tensor | None, rule: str) -> dict[str, Tensor]:
-        data, scale = quantize(w, element, rule)
+def _quantizer(element: Format) -> Callable[..., dict[str, Tensor]]:
+    def quantize_parts(
+        w: Tensor, shared: Tensor | None, rule: str, importance: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        data, scale = quantize(w, element, rule, importance=importance)
         return {"data": data, "scale": scale}
 
     return quantize_parts

@@ -144,10 +144,10 @@ def _quantize_kernel(
 
 
 @jit
-def _error(unit, x, up, down, ELEMENT: tl.constexpr):
-    """Return the squared errors of x, given in units, at a scale of down = 1 / up units."""
+def _error(unit, x, h, up, down, ELEMENT: tl.constexpr):
+    """Return weighted squared errors of x, given in units, at a scale of down = 1 / up units."""
     d = _decode(_encode(unit * up, x, ELEMENT), ELEMENT) * down - unit
-    return d * d
+    return d * d * h
 
 
 @jit
@@ -158,9 +158,11 @@ def _search_kernel(
     blocks,
     rows,
     across,  # blocks of a row
+    h_ptr,  # [blocks of a row, 32] fp32, see importance; read where WEIGHTED
     BF16: tl.constexpr,
     SWIZZLED: tl.constexpr,
     HIGH: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     ELEMENT: tl.constexpr,
     NATIVE: tl.constexpr,
     TILE: tl.constexpr,
@@ -182,6 +184,11 @@ def _search_kernel(
     )
     scale = scale_codes(tl.cast(tl.max(top, axis=1), tl.float32, bitcast=True), ELEMENT, "mse")
 
+    a_h, b_h, c_h, d_h = 1.0, 1.0, 1.0, 1.0
+    if WEIGHTED:
+        h_offset = ((first + index) % across)[:, None] * 32 + column
+        a_h, b_h = tl.load(h_ptr + h_offset), tl.load(h_ptr + h_offset + 8)
+        c_h, d_h = tl.load(h_ptr + h_offset + 16), tl.load(h_ptr + h_offset + 24)
     unit = reciprocal_e8m0(scale)[:, None]
     best = scale
     least = tl.full([TILE], float("inf"), tl.float32)
@@ -189,8 +196,10 @@ def _search_kernel(
         shift = 0 if candidate == 0 else (-1 if candidate == 1 else 1)
         up = 1.0 if candidate == 0 else (2.0 if candidate == 1 else 0.5)
         down = 1.0 if candidate == 0 else (0.5 if candidate == 1 else 2.0)
-        lower = _error(a * unit, a, up, down, ELEMENT) + _error(c * unit, c, up, down, ELEMENT)
-        upper = _error(b * unit, b, up, down, ELEMENT) + _error(d * unit, d, up, down, ELEMENT)
+        lower = _error(a * unit, a, a_h, up, down, ELEMENT)
+        lower += _error(c * unit, c, c_h, up, down, ELEMENT)
+        upper = _error(b * unit, b, b_h, up, down, ELEMENT)
+        upper += _error(d * unit, d, d_h, up, down, ELEMENT)
         error = tree_sum(lower + upper)
         code = scale + shift
         if candidate == 0:

@@ -33,6 +33,7 @@ from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pair_kernels, nvfp4_search, nvfp4_te, rounding
 from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import E2M1_VALUES
+from lowbit_kernels.importance import column_weights
 from lowbit_kernels.jit import OPTIONS, loadable, use_kernel
 from lowbit_kernels.layout import arrange, can_fuse, check, room
 from lowbit_kernels.nvfp4_kernels import _dequantize_kernel, _quantize_kernel, quantize_tile
@@ -203,7 +204,7 @@ def quantize(
     if global_scale is None:
         global_scale = _own_scale(w)
     run = _launch_quantize if use_kernel(w) else _quantize_here
-    h = None if importance is None else nvfp4_search.column_weights(importance)
+    h = None if importance is None else column_weights(importance, BLOCK)
     packed, scale = run(w, global_scale, _radius(rule, h is not None), h)
     return packed, scale, global_scale
 
@@ -230,7 +231,7 @@ def _quantize_arranged(
         return *arrange(packed, scale, layout, nibbles), global_scale
     if global_scale is None:
         global_scale = _own_scale(w)
-    h = None if importance is None else nvfp4_search.column_weights(importance)
+    h = None if importance is None else column_weights(importance, BLOCK)
     radius, swizzled = _radius(rule, h is not None), layout == "128x4"
     packed, scale = _launch_quantize(w, global_scale, radius, h, swizzled, nibbles == "high")
     return packed, scale, global_scale
@@ -304,8 +305,10 @@ def _shared(amax: Tensor, rule: str) -> Tensor | None:
     return nvfp4_te.global_scale_of(amax, LARGEST_SCALE[rule])
 
 
-def _quantize(w: Tensor, shared: Tensor | None, rule: str) -> dict[str, Tensor]:
-    packed, scale, global_scale = quantize(w, shared, rule)
+def _quantize(
+    w: Tensor, shared: Tensor | None, rule: str, importance: Tensor | None = None
+) -> dict[str, Tensor]:
+    packed, scale, global_scale = quantize(w, shared, rule, importance)
     return {"data": packed, "scale": scale, "global_scale": global_scale}
 
 

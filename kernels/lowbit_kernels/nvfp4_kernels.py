@@ -103,7 +103,7 @@ def _quantize_kernel(
     packed_ptr,  # [matrices, blocks] int64
     scale_ptr,  # [matrices, blocks] E4M3 as uint8
     global_scale_ptr,  # [matrices] fp32
-    h_ptr,  # [blocks of a row, 16] fp32, see nvfp4_search; read where WEIGHTED
+    h_ptr,  # [blocks of a row, 16] fp32, see importance; read where WEIGHTED
     blocks,
     programs,
     rows,

@@ -17,8 +17,7 @@ exact, so that neither tiny nor huge blocks lose their errors, and a block of ze
 ModelOpt's as it is: d is squared plainly, an S below 1e-5 divides as if it were 1, the first
 candidate wins where no error is finite, and a winner with S = 0 is written as 448. So it is no use
 for weights of less than 1e-3, where a window is.
-h: weights of the columns, see `column_weights`; their bits are powers of two, so that a weighted
-and a plain sum round alike.
+h: weights of the columns, powers of two: see `importance.column_weights`.
 """
 
 import torch
@@ -32,23 +31,6 @@ from lowbit_kernels.rounding import decode_e2m1, decode_e4m3, encode_e2m1, recip
 WINDOW = 6
 WEIGHTED_WINDOW = 12
 LAST = 126
-
-
-def column_weights(h: Tensor) -> Tensor:
-    """Return fp32 `[C/16, 16]` of `h [C]`, the importance of each column: powers of two, the
-    largest of each block 1, the least 2^-24.
-
-    All of `h` zero, negative or not finite: every weight is 1.
-    """
-    h = h.float()
-    usable = h.isfinite().all() & (h >= 0).all() & (h > 0).any()
-    h = torch.where(usable, h, 1.0)
-    bits = h.view(torch.int32)
-    # The nearest power of two on a logarithmic scale: up above the square root of 2.
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) >= 0x3504F4)
-    exponent = exponent.unflatten(0, (h.shape[0] // 16, 16))
-    below = (exponent.amax(-1, keepdim=True) - exponent).clamp(max=24)
-    return ((127 - below) << 23).view(torch.float32)
 
 
 def _error(
@@ -68,7 +50,8 @@ def best_codes_of(
 ) -> Tensor:
     """Return E4M3 codes, uint8, of blocks `x [..., 16]`; `radius` 0 tries all 126.
 
-    `first` are the codes by `amax`, `global_scale` broadcasts over them, `h` as `column_weights`.
+    `first` are the codes by `amax`, `global_scale` broadcasts over them, `h` as of
+    `column_weights`.
     """
     one = torch.ones(1, device=x.device)
     unit = rounding.e8m0_reciprocal(amax.view(torch.int32) >> 23).unsqueeze(-1) if radius else one

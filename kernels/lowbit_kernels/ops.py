@@ -41,11 +41,13 @@ class Ops:
         has none.
     quantize(w, shared, rule) -> parts by name. `shared` may differ from what `shared()` gave (a
         container that stores a reciprocal, a fused group); codes are made for the value given.
+        Of the schemes and rules that weigh the columns (`importance`) it also takes
+        `importance [cols]`.
         Raises ValueError for a shape, dtype or rule that the scheme does not take.
     dequantize(parts, dtype) -> `[*, rows, cols]` in `dtype` (torch.float32, bfloat16 or float16).
     """
 
     measure: "Callable[[Tensor], Tensor]"
     shared: "Callable[[Tensor, str], Tensor | None]"
-    quantize: "Callable[[Tensor, Tensor | None, str], dict[str, Tensor]]"
+    quantize: "Callable[..., dict[str, Tensor]]"
     dequantize: "Callable[[Mapping[str, Tensor], torch.dtype], Tensor]"

@@ -111,6 +111,17 @@ def mx_quantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
                 )
 
 
+def mx_search(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
+    h = (torch.linspace(0, 3, 96) ** 4).to(device)
+    for element in (E2M1, E4M3):
+        for name, w in _matrices(device, dtype):
+            if name in ("wide", "subnormal", "nan", "inf", "stack") and h.shape == w.shape[-1:]:
+                yield (
+                    f"{element.name} {name}",
+                    lambda w=w, e=element: mx.quantize(w, e, "mse", importance=h),
+                )
+
+
 def mx_dequantize(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     codes = torch.arange(256, dtype=torch.uint8, device=device)
     scales = torch.tensor([[0, 1, 2, 126, 127, 130, 254, 255]], dtype=torch.uint8, device=device)
@@ -332,6 +343,7 @@ FAMILIES = (
     fp8_channel,
     fp8_dequantize,
     mx_quantize,
+    mx_search,
     mx_dequantize,
     nvfp4_quantize,
     nvfp4_dequantize,

@@ -99,6 +99,14 @@ class TestQuantize:
                 if rule != "mse" or name in ("wide", "nan"):
                     alike(f"{name} {rule}", lambda w=w, r=rule: mx.quantize(w, element, r))
 
+    def test_mx_searches(self, dtype, alike):
+        samples = dict(large(dtype))
+        for name in ("wide", "tiny_blocks", "nan", "inf", "stack"):
+            w = samples[name]
+            alike(name, lambda w=w: mx.quantize(w, E2M1, "mse"))
+            h = torch.linspace(0, 3, w.shape[-1])
+            alike(f"{name} weighted", lambda w=w, h=h: mx.quantize(w, E2M1, "mse", importance=h))
+
     def test_nvfp4(self, dtype, alike):
         for name, w in large(dtype):
             alike(name, lambda w=w: nvfp4.quantize(w))

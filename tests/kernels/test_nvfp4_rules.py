@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lowbit_kernels import nvfp4, nvfp4_search, nvfp4_te
+from lowbit_kernels import mx, nvfp4, nvfp4_search, nvfp4_te
+from lowbit_kernels.importance import column_weights, exponents_of, values_of
 from tests.kernels import arithmetic
 from tests.kernels.samples import finite
 
@@ -36,7 +37,7 @@ def test_mse_is_the_least_within_its_window(name, weighted):
     _, best, _ = nvfp4.quantize(w, None, "mse", importance)
     h = np.ones((6, 1))
     if importance is not None:
-        h = nvfp4_search.column_weights(importance).double().numpy()
+        h = column_weights(importance, 16).double().numpy()
     errors = errors_of(w.numpy(), g.item(), np.tile(h, (6, 1)))
     errors /= (
         np.maximum(np.abs(w.double().numpy()).reshape(-1, 16).max(-1), 2.0**-200)[:, None] ** 2
@@ -125,11 +126,11 @@ def test_zeros_stay_zeros(rule):
 
 def test_column_weights_are_powers_of_two_by_block():
     h = torch.tensor([4.0, 2.83, 2.82, 1.0, 0.0] + [1.0] * 11 + [1e-3] * 16)
-    weights = nvfp4_search.column_weights(h)
+    weights = column_weights(h, 16)
     assert weights[0, :5].tolist() == [1.0, 0.5 if 2.83 < 2.0**1.5 else 1.0, 0.5, 0.25, 2.0**-24]
     assert (weights[1] == 1).all()
     for useless in (torch.zeros(32), torch.full((32,), torch.nan), -h):
-        assert (nvfp4_search.column_weights(useless) == 1).all()
+        assert (column_weights(useless, 16) == 1).all()
 
 
 def test_refusals():
@@ -138,3 +139,34 @@ def test_refusals():
         nvfp4.quantize(w, importance=torch.ones(32))
     with pytest.raises(ValueError, match="importance"):
         nvfp4.quantize(w, None, "mse", torch.ones(31))
+    with pytest.raises(ValueError, match="importance"):
+        mx.quantize_mxfp4(w, "even", importance=torch.ones(32))
+
+
+def test_importance_is_kept_in_exponents():
+    h = torch.tensor([0.0, 1e-45, 2.0**-126, 1.0, 2.0**0.5 + 1e-6, 2.0**0.5 - 1e-6, 3e38])
+    exponents = exponents_of(h)
+    assert exponents.dtype == torch.int8
+    assert exponents.tolist() == [-128, -126, -126, 0, 1, 0, 127]
+    assert values_of(exponents).tolist() == [0.0, *(2.0**e for e in exponents.tolist()[1:])]
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(320, generator=generator).exp2() ** 8
+    stored = values_of(exponents_of(h.double()))
+    for block in (16, 32):
+        assert torch.equal(column_weights(stored, block), column_weights(h, block))
+    for bad in (torch.nan, torch.inf, -1.0):
+        with pytest.raises(ValueError, match="finite"):
+            exponents_of(torch.tensor([1.0, bad]))
+
+
+def test_columns_that_count_are_nearer():
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(64, 64, generator=generator)
+    h = torch.where(torch.arange(64) % 4 == 0, 64.0, 1.0)
+    for quantize, back in (
+        (lambda h: nvfp4.quantize(w, None, "mse", h), nvfp4.dequantize),
+        (lambda h: mx.quantize_mxfp4(w, "mse", importance=h), mx.dequantize),
+    ):
+        plain, weighted = (back(*quantize(one), torch.float32) - w for one in (None, h))
+        assert (weighted**2 * h).sum() < (plain**2 * h).sum()
+        assert (weighted**2).sum() > (plain**2).sum()

@@ -99,7 +99,9 @@ def _mx(w: dict, out: dict, name: str, bf16: bool, native: bool) -> Iterator[Var
         types = w | data | {"blocks": "i32", "rows": "i32", "across": "i32"}
         stored = {"SWIZZLED": name == "fp32", "HIGH": name == "fp32" and element == "E2M1"}
         constants = {"BF16": bf16, "ELEMENT": element, "NATIVE": native} | stored
-        yield Variant("mx_kernels", "_search_kernel", types, constants | {"TILE": 128})
+        for weighted in (False, True):
+            chosen = constants | {"WEIGHTED": weighted, "TILE": 128}
+            yield Variant("mx_kernels", "_search_kernel", types | {"h_ptr": "*fp32"}, chosen)
         for rule in ("amax", "floor", "ceil", "even") if name == "bf16" else ("amax",):
             chosen = constants | {"RULE": rule, "TILE": 32}
             yield Variant("mx_kernels", "_quantize_kernel", types, chosen, 2)
