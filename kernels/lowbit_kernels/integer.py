@@ -9,9 +9,9 @@
 | INT4 in groups of G: 32, 64, 128 | 7 | uint8 `[*, R, C/2]` | fp32 `[*, R, C/G]` |
 
 INT4 are nibbles in two's complement, the even column in the low one; C is a multiple of G. An amax
-so small that amax / max is zero gets the smallest subnormal, 2^-149. Scales of groups may be rounded
-to bf16 or fp16, nearest even, for readers that keep them so: codes are then made for what they were
-rounded to, and the least is that dtype's smallest subnormal.
+so small that amax / max is zero gets the smallest subnormal, 2^-149. Scales of groups may be
+rounded to bf16 or fp16, nearest even, for readers that keep them so: codes are then made for what
+they were rounded to, and the least is that dtype's smallest subnormal.
 What is no number shows in the scale of its row or group alone: NaN where that holds a NaN, else Inf
 where it holds an Inf; every code there is 0, and decodes to NaN.
 INT8: same bytes as ModelOpt 0.47 `get_scaling_factor` + `to_quantized_weight`, but for amax below

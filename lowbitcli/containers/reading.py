@@ -57,10 +57,7 @@ _UNKNOWN_ALGO = No("ValueError: it has no such quant_algo")
 # consumer -> container -> scheme -> answer
 READS: dict[str, dict[str, dict[str, Answer]]] = {
     "vllm": {
-        "compressed-tensors": {
-            **dict.fromkeys(_ALL, _OK),
-            "int4_g128": Known("it rounds the F32 scales to the dtype of the model"),
-        },
+        "compressed-tensors": dict.fromkeys(_ALL, _OK),
         "modelopt": {
             **dict.fromkeys(_FLOATS, _OK),
             "fp8_channel": No("it has no experts in FP8_PER_CHANNEL_PER_TOKEN", "experts"),
@@ -80,9 +77,6 @@ READS: dict[str, dict[str, dict[str, Answer]]] = {
             **dict.fromkeys(_ALL, _OK),
             "mxfp8": _NO_SCHEME,
             "mxfp4": _NO_SCHEME,
-            "int4_g128": Known(
-                "it refuses F32 scales unless SGLANG_QUANT_ALLOW_DOWNCASTING is set"
-            ),
         },
         "modelopt": {
             "fp8_tensor": _OK,

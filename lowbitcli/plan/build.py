@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from lowbitcli import __version__
@@ -12,23 +11,22 @@ from lowbitcli.checkpoint.header import lay_out
 from lowbitcli.checkpoint.made import Made
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers import Container, torchao
-from lowbitcli.containers import container as container_of
-from lowbitcli.containers.container import Declaration, Stored
+from lowbitcli.containers.container import Declaration
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.apart import contradicted, readers_of, taken_apart
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
-from lowbitcli.plan.nouns import Constant, Job, OutputFile, Part, Plan, Weight, made_of
+from lowbitcli.plan.nouns import Constant, Job, OutputFile, Plan, Weight, made_of
 from lowbitcli.plan.pad import padded
 from lowbitcli.plan.shards import Placed, index_name, place
 from lowbitcli.plan.source import Source, SourceWeight, examine, lying, refuse_findings
 from lowbitcli.plan.split import modules_of
 from lowbitcli.plan.unshared import unshared
+from lowbitcli.plan.writes import writes_of
 from lowbitcli.recipe import Recipe
 from lowbitcli.recipe.drafts import first_draft
-from lowbitcli.schemes import BY_NAME, Scheme
-from lowbitcli.tensors import DATA, FLOATING, FP8, SCALE, Shape, TensorSpec, safe
+from lowbitcli.tensors import DATA, FLOATING, FP8, SCALE, TensorSpec, safe
 
 # Header metadata that speaks of how a file is stored, and is not carried over to another container.
 STORAGE_METADATA = ("lowbit.", "_quantization_metadata")
@@ -140,7 +138,7 @@ def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake:
         weight.scheme,
         target,
         weight.reads,
-        _writes(weight, scheme, dtype, container),
+        writes_of(weight, scheme, dtype, container),
         rule=choice.rule,
         activations=choice.activations,
         fake=fake,
@@ -153,52 +151,11 @@ def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake:
 def _dequantized(weight: SourceWeight, dtype: str, raw_fp8: bool) -> Weight:
     computed = weight.scheme is not None or (raw_fp8 and weight.dtype in FP8)
     dtype = dtype if computed else weight.dtype
-    writes = _writes(weight, None, dtype, PLAIN)
+    writes = writes_of(weight, None, dtype, PLAIN)
     kept = "" if computed else "not quantized"
     return Weight(
         weight.name, weight.shape, dtype, weight.scheme, None, weight.reads, writes, kept=kept
     )
-
-
-def _writes(
-    weight: SourceWeight, scheme: Scheme | None, dtype: str, container: Container
-) -> dict[str, Part]:
-    """Return the tensors that hold `weight` in the output, in the file where the source has it."""
-    if scheme is None:
-        spec = TensorSpec(weight.name, dtype, weight.shape)
-        if weight.plain is None:
-            return {DATA: Part(spec, weight.file)}
-        stored = Stored("", dtype, weight.plain)
-        return {DATA: Part(weight.plain.spec(spec), weight.file, stored)}
-    file, stem = weight.file, container.stem(weight.name)
-    if weight.scheme == scheme and scheme.scale_dtypes:
-        dtype = weight.reads[SCALE].spec.dtype  # scales stay as they are, and so does their dtype
-    dtype = scheme.scale_dtype(dtype)
-    return {
-        part: Part(TensorSpec(stem + stored.suffix, dtype, shape), file, stored)
-        for part, stored, dtype, shape in _stored(scheme.name, container.name, weight.shape, dtype)
-    }
-
-
-@lru_cache(maxsize=4096)
-def _stored(
-    scheme: str, container: str, shape: Shape, scales: str
-) -> list[tuple[str, Stored, str, Shape]]:
-    """Return part, how it is stored, dtype and shape: a model has few different shapes. `scales`
-    is the dtype of scales in schemes that have several."""
-    bound = container_of(container).bindings[scheme]
-    specs = BY_NAME[scheme].specs(shape)
-    several = bool(BY_NAME[scheme].scale_dtypes)
-    return [
-        (
-            part,
-            stored,
-            scales if several and part == SCALE else stored.dtype,
-            stored.layout.spec(spec).shape,
-        )
-        for part, spec in specs.items()
-        for stored in (bound[part].at(spec.shape),)
-    ]
 
 
 def _assemble(

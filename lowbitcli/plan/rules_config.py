@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lowbitcli.containers.ct_config import model_dtype
 from lowbitcli.containers.deepseek import RENAMED_BY_SGLANG
 from lowbitcli.containers.modelopt_config import MIXED
 from lowbitcli.containers.reading import READS, STRANGERS, UNTRIED, VERSIONS, Known, No
 from lowbitcli.plan.consumers import WARN, Found, Rule, Seen, many
+from lowbitcli.tensors import SCALE
 
 SERVERS = ("vllm", "sglang", "tensorrt-llm")
 HUB = (*SERVERS, "transformers")
@@ -43,6 +45,26 @@ def reads(seen: Seen, consumer: str) -> Iterator[Found]:
             if hit:
                 told = f"{scheme} of {seen.container}: {answer.why} ({many(hit)})"
                 yield Found(seen.data_of(min(hit)), told)
+
+
+def integer_scales(seen: Seen, consumer: str) -> Iterator[Found]:
+    """Scales of packed integers are kept in the model's dtype: vLLM 0.33 rounds F32 ones to it,
+    SGLang 0.5.23 refuses them in copy_with_check."""
+    wide = [
+        weight.reads[SCALE].spec.name
+        for weight in seen.quantized.values()
+        if weight.scheme and weight.scheme.name == "int4_g128"
+        if weight.reads[SCALE].spec.dtype == "F32"
+    ]
+    dtype = model_dtype(seen.config)
+    if not wide or seen.container != CT or dtype not in ("BF16", "F16"):
+        return
+    told = {
+        "vllm": "it rounds them, and codes are no longer the nearest",
+        "sglang": "it refuses them, unless SGLANG_QUANT_ALLOW_DOWNCASTING is set",
+    }
+    message = f"{len(wide):,} scales of int4_g128 are F32, and the model is {dtype}"
+    yield Found(min(wide), f"{message}: {told[consumer]}", WARN)
 
 
 def has_config(seen: Seen, _: str) -> Iterator[Found]:
@@ -212,6 +234,7 @@ def as_object(value: Any) -> Mapping[str, Any]:
 
 CONFIG_RULES = (
     Rule(reads, tuple(VERSIONS)),
+    Rule(integer_scales, ("vllm", "sglang")),
     Rule(has_config, HUB),
     Rule(status, ("transformers",)),
     Rule(scale_dtype, ("vllm",)),

@@ -97,7 +97,9 @@ def test_only_f32_scales_in_a_model_of_another_dtype_are_told_of(tmp_path):
     assert any("SGLang 0.5 refuses" in note for note in done.plan.notes)
     found = verify(done.output, consumers=("sglang", "vllm"), device="cpu")
     told = [one.message for one in found.problems if one.kind == "consumer"]
-    assert len(told) == 2 and all("scales of int4_g128 are F32" in one for one in told)
+    assert len(told) == 2 and all(
+        "1 scales of int4_g128 are F32, and the model is BF16" in one for one in told
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
