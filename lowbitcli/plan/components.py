@@ -24,6 +24,7 @@ from lowbitcli.plan import source as sources
 from lowbitcli.plan.build import build, build_dequantize
 from lowbitcli.plan.choose import Conditions
 from lowbitcli.plan.digest import digest
+from lowbitcli.plan.loads import loads
 from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
 from lowbitcli.plan.source import Source
@@ -100,7 +101,8 @@ def build_pipeline(
         share = shares[part]
         if share.rules:
             plan = build(component, share, conditions, max_shard_size)
-            told = [*plan.notes, *notes_on(plan, share), *_unread(component, plan)]
+            told = [*plan.notes, *notes_on(plan, share), *loads(plan, component, share)]
+            told += _unread(component, plan)
             plans[part] = replace(plan, notes=tuple(told))
         else:
             plans[part] = _copied(component)

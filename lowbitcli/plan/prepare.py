@@ -19,6 +19,7 @@ from lowbitcli.errors import UsageError
 from lowbitcli.plan.build import build, build_dequantize
 from lowbitcli.plan.choose import Conditions
 from lowbitcli.plan.components import build_pipeline, dequantize_pipeline
+from lowbitcli.plan.loads import loads
 from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.recipe import Recipe
@@ -113,6 +114,8 @@ def quantization(
         with _uncollected():
             checkpoint = held.enter_context(Checkpoint.open(source, strict=request.strict))
             asked = request.container if request.container != "auto" else recipe.container
+            if asked == "auto" and {one.name for one in recipe.consumer} == {COMFYUI.name}:
+                asked = COMFYUI.name
 
             def conditions_of(of: Checkpoint) -> Conditions:
                 return Conditions(
@@ -134,7 +137,8 @@ def quantization(
                 plan = build(checkpoint, recipe, conditions, size)
                 if asked == "auto" and plan.container == conditions.container.name:
                     plan = replace(plan, chosen=_why(conditions.container))
-                plan = replace(plan, notes=(*plan.notes, *notes_on(plan, recipe)))
+                told = (*notes_on(plan, recipe), *loads(plan, checkpoint, recipe))
+                plan = replace(plan, notes=(*plan.notes, *told))
         suffix = f"{recipe.name}-fake" if request.fake else recipe.name
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
 

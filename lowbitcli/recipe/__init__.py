@@ -3,6 +3,7 @@
 The language is in `model`, the patterns over names in `patterns`.
 """
 
+from lowbitcli.recipe.consumer import Consumer
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind
 from lowbitcli.recipe.layout import Layouts
 from lowbitcli.recipe.load import Shipped, for_scheme, init, load, names
@@ -11,6 +12,7 @@ from lowbitcli.recipe.model import Recipe, Rule, schema
 from lowbitcli.recipe.patterns import Pattern
 
 __all__ = [
+    "Consumer",
     "Decision",
     "FuseGroup",
     "KeptKind",

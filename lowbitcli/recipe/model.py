@@ -3,7 +3,7 @@
 A recipe file is a mapping with the keys of `Recipe`, and `extends`, another recipe by name or file.
 `ignore` and `exclude` mean `keep`, `quantize: [heads]` means `defaults: {heads: quantize}`,
 `layout` says how weights lie in the source (see `layout`), `thresholds` what they may lose (see
-`limits`).
+`limits`), `consumer` who is to load the output (see `consumer`).
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from pydantic.json_schema import SkipJsonSchema
 from lowbitcli.containers import CONTAINERS
 from lowbitcli.containers.stacks import WORDS
 from lowbitcli.errors import RecipeError
+from lowbitcli.recipe.consumer import Consumer, consumers
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind, load_defaults
 from lowbitcli.recipe.document import Mapping, did_you_mean, place, place_of
 from lowbitcli.recipe.fuse import group, missing
@@ -97,6 +98,7 @@ class Recipe(BaseModel):
     name: str = ""
     description: str = ""
     container: Annotated[str, BeforeValidator(_container_name)] = AUTO
+    consumer: Annotated[tuple[Consumer, ...], BeforeValidator(consumers)] = ()
     rules: tuple[Rule, ...] = ()
     keep: Patterns = ()
     defaults: dict[str, Literal["keep", "quantize"]] = Field(default_factory=dict)
@@ -221,10 +223,13 @@ def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[s
 
 _SYNONYMS = {"Rule": ("ignore",), "Recipe": ("ignore", "exclude", "quantize", "extends")}
 _OURS = ("where", "name")
-_NOT_WRITTEN = {"name", "description", "defaults", "thresholds"}  # decide nothing of the output
-
-# Keys that are planned and do nothing yet -> what there is instead. A key that is taken is obeyed.
-_LATER = {"consumer": "lowbit verify --for holds an output against what a program demands"}
+_NOT_WRITTEN = {
+    "name",
+    "description",
+    "consumer",
+    "defaults",
+    "thresholds",
+}  # decide nothing of the output
 
 
 def _refuse_unknown(value: dict[str, Any], model: type[BaseModel]) -> None:
@@ -234,9 +239,6 @@ def _refuse_unknown(value: dict[str, Any], model: type[BaseModel]) -> None:
         _SYNONYMS[model.__name__]
     )
     for key in value:
-        if model is Recipe and key in _LATER:
-            message = f"key {str(key)!r} is not supported yet"
-            raise RecipeError(message, where=place_of(key), hint=_LATER[key])
         if key not in known:
             message = f"key {str(key)!r} is unknown"
             raise RecipeError(message, where=place_of(key), hint=did_you_mean(key, known))

@@ -6,12 +6,13 @@ from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.plan.rules_activations import ACTIVATION_RULES
 from lowbitcli.plan.rules_config import CONFIG_RULES
 from lowbitcli.plan.rules_names import NAME_RULES
+from lowbitcli.plan.rules_shapes import SHAPE_RULES
 from lowbitcli.plan.source import Source
 from lowbitcli.verify.consumers import lint
 from lowbitcli.verify.nouns import Step
 from lowbitcli.verify.rules_scales import SCALE_RULES
 
-RULES = (*CONFIG_RULES, *ACTIVATION_RULES, *NAME_RULES, *SCALE_RULES)
+RULES = (*CONFIG_RULES, *ACTIVATION_RULES, *NAME_RULES, *SHAPE_RULES, *SCALE_RULES)
 
 
 def linted(checkpoint: Checkpoint, source: Source, consumers: Iterable[str]) -> list[Step]:

@@ -21,7 +21,7 @@ BAD = {
     "our own key": (
         RULE + "name: x",
         "2:1: key 'name' is unknown",
-        "known: description, container, rules, keep, defaults, fuse, layout, thresholds, "
+        "known: description, container, consumer, rules, keep, defaults, fuse, layout, thresholds, "
         "nonfinite, ignore, exclude, quantize, extends",
     ),
     "unknown key of a rule": (
@@ -145,9 +145,19 @@ BAD = {
         "",
     ),
     "consumer": (
-        RULE + "consumer: vllm",
-        "2:1: key 'consumer' is not supported yet",
-        "lowbit verify --for holds an output against what a program demands",
+        RULE + "consumer: [vllm, sgalng]",
+        "2:18: consumer 'sgalng' is unknown",
+        "did you mean sglang?",
+    ),
+    "consumer that is a number": (
+        RULE + "consumer: 3",
+        "2:11: consumer: is a name, such as vllm or vllm@0.33, or a list of them",
+        "",
+    ),
+    "consumer of no version": (
+        RULE + "consumer: vllm@",
+        "2:11: 'vllm@' names no version",
+        "as in vllm@0.33",
     ),
     "layout": (
         RULE + "layout: {'*.down_proj': in_uot}",
