@@ -32,7 +32,7 @@ from lowbitcli.containers.grouping import weight_from
 from lowbitcli.containers.layouts import IDENTITY, ROWS32
 from lowbitcli.errors import UnsupportedError, UsageError
 from lowbitcli.schemes import BY_NAME
-from lowbitcli.tensors import DATA, SCALE, safe
+from lowbitcli.tensors import DATA, FLOATING, SCALE, safe
 
 SUFFIX = ".scale"
 HALVES = ("BF16", "F16")
@@ -62,10 +62,24 @@ def detect(listing: Listing) -> bool:
 
 
 def _has_codes(scale: str, listing: Listing) -> bool:
-    """Does a scale stand beside a weight of 8 bits, or is it a power of two?"""
+    """Does a scale stand beside a weight of 8 bits, or could it be nothing else than one of
+    blocks?"""
     data = listing.tensors.get(scale.removesuffix(SUFFIX) + ".weight")
-    coded = data is not None and data.dtype in CODES
-    return coded or listing.tensors[scale].dtype == "F8_E8M0"
+    return (data is not None and data.dtype in CODES) or _is_of_blocks(scale, listing)
+
+
+def _is_of_blocks(scale: str, listing: Listing) -> bool:
+    """Is `X.scale` one of blocks, by itself: a power of two, or a matrix of numbers that has no
+    weight, or one of as many blocks? A vector may be anything, such as a norm's."""
+    spec, data = listing.tensors[scale], listing.tensors.get(scale.removesuffix(SUFFIX) + ".weight")
+    if spec.dtype == "F8_E8M0":
+        return True
+    if len(spec.shape) != 2 or spec.dtype not in FLOATING:
+        return False
+    return data is None or (
+        len(data.shape) == 2
+        and spec.shape in [tuple(-(-n // size) for n in data.shape) for (size, _), _ in BLOCKS]
+    )
 
 
 def examine(listing: Listing) -> Examination:
@@ -139,8 +153,8 @@ def _contradiction(stem: str, dtype: str, expert: Any, kept: bool) -> str:
 def _alone(listing: Listing) -> list[Finding]:
     """Return a finding for each scale that no weight of 8 bits stands beside."""
     found = []
-    for name, spec in listing.tensors.items():
-        if not name.endswith(SUFFIX) or spec.dtype != "F8_E8M0":
+    for name in listing.tensors:
+        if not name.endswith(SUFFIX) or not _is_of_blocks(name, listing):
             continue
         data = listing.tensors.get(name.removesuffix(SUFFIX) + ".weight")
         if data is None:

@@ -116,7 +116,20 @@ def edit(**changes):
     return apply
 
 
+def alone(held):
+    """An FP32 scale whose weight is not there, and no other scale."""
+    wide = held.pop(f"{A}.scale").view(torch.uint8).float()
+    held.pop(f"{A}.weight"), held.pop(f"{E}.weight"), held.pop(f"{E}.scale")
+    held[f"{A}.scale"] = wide
+
+
 FINDINGS = {
+    "no weight, and its scale in fp32": (alone, {}, "orphan"),
+    "a weight in bf16, and its scale in fp32": (
+        edit(w=weight(40, 300), e=torch.ones(1, 3)),
+        {},
+        "mismatch",
+    ),
     "no scale": (lambda held: held.pop(f"{A}.scale"), {}, "missing"),
     "no scale of an expert": (lambda held: held.pop(f"{E}.scale"), {}, "missing"),
     "no weight": (lambda held: held.pop(f"{A}.weight"), {}, "orphan"),
@@ -140,6 +153,20 @@ def test_what_disagrees_is_found_before_any_work(tmp_path, name):
     assert found.container == "deepseek-v4" and {one.kind for one in found.findings} == {kind}
     with pytest.raises(CheckpointError, match="disagrees with itself"):
         dequantize(source, tmp_path / "out", device="cpu")
+
+
+def test_what_is_called_scale_and_is_none_is_kept(tmp_path):
+    held = tensors()
+    others = {
+        "layers.0.norm2.scale": torch.ones(64),
+        "layers.0.mix.weight": weight(64, 64),
+        "layers.0.mix.scale": torch.full((4, 64), 3.0),
+    }
+    source = single(tmp_path / "x", held | others, config())
+    assert inspect(source).findings == ()
+    back = dequantize(source, tmp_path / "out", device="cpu")
+    found = checkpoints.read(back.output)
+    assert all(checkpoints.same(found[name], value) for name, value in others.items())
 
 
 @pytest.mark.parametrize("size", [[64, 64], [128], 128, [1, 32], {}, [[32], [32]]])
