@@ -385,6 +385,7 @@ def report_diff(
 @command(app, "inspect")
 def inspect(
     source: opt.Source,
+    nibbles: opt.Nibbles = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -401,7 +402,7 @@ def inspect(
     from lowbitcli import console, tables
     from lowbitcli.plan.inspection import inspect as look
 
-    found = look(source)
+    found = look(source, nibbles=nibbles.value if nibbles else "")
     if not quiet:
         console.notes(found.notes)
     if as_json:

@@ -204,7 +204,7 @@ def _words(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.name, spec.dtype, (*spec.shape[:-1], spec.shape[-1] // 4))
 
 
-CROPPED = "cropped"
+CROPPED, HIGH_FIRST = "cropped", ", high first"
 
 
 @cache
@@ -221,6 +221,11 @@ def cropped(columns: int, of: int) -> Layout:
 def is_cropped(layout: Layout | None) -> bool:
     """Does a tensor lie without columns of zeros that its quantized form has?"""
     return layout is not None and layout.name == CROPPED
+
+
+def is_high_first(layout: Layout) -> bool:
+    """Does the even column of packed codes lie in the high four bits?"""
+    return layout.name.endswith(HIGH_FIRST)
 
 
 def _fewer(spec: TensorSpec) -> TensorSpec:
@@ -257,7 +262,7 @@ def padded(high: int, wide: int, swap: bool = False) -> Layout:
 
         return Layout(name, encode, decode, spec)
 
-    name = f"padded {high} x {wide}{', high first' if swap else ''}"
+    name = f"padded {high} x {wide}{HIGH_FIRST if swap else ''}"
     spec = partial(_padded_spec, high, wide)
     return Layout(name, _unfitted, _unfitted, spec, fitted)
 

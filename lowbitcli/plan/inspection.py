@@ -1,15 +1,19 @@
 """What a checkpoint holds, read from its headers alone: what `lowbit inspect` shows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from lowbit_kernels.formats import E2M1
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.container import Finding
+from lowbitcli.containers.layouts import is_high_first
 from lowbitcli.plan.components import examine
 from lowbitcli.plan.nouns import PathLike
+from lowbitcli.plan.prepare import nibbles_of
 from lowbitcli.plan.source import SourceWeight
+from lowbitcli.tensors import DATA
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,40 @@ class Inspection:
         return dict(sorted(found.items()))
 
 
-def inspect(source: PathLike) -> Inspection:
-    """Say what a checkpoint holds; findings are reported, not raised.
+def inspect(source: PathLike, *, nibbles: str = "") -> Inspection:
+    """Say what a checkpoint holds, with `nibbles` (low or high) as if its NVFP4 had the even column
+    there; findings are reported, not raised.
 
     Raises:
         CheckpointError: it cannot be read as a checkpoint at all.
+        UsageError: no nibble is called so.
     """
     with Checkpoint.open(source) as checkpoint:
-        found = examine(checkpoint)
+        found = examine(checkpoint, nibbles=nibbles_of(nibbles))
+        weights = tuple(found.weights.values())
         return Inspection(
             path=checkpoint.path,
             container=found.container.name,
             files={name: header.size for name, header in checkpoint.headers.items()},
-            weights=tuple(found.weights.values()),
+            weights=weights,
             findings=found.findings,
             metadata=checkpoint.metadata,
-            notes=checkpoint.notes,
+            notes=(*checkpoint.notes, *found.notes, *_told(weights, nibbles)),
         )
+
+
+def _told(weights: Iterable[SourceWeight], nibbles: str) -> list[str]:
+    """Return what became of a user's word on nibbles."""
+    read = [nibble_of(w) for w in weights if w.scheme is not None and w.scheme.name == "nvfp4"]
+    if not nibbles or set(read) == {nibbles}:
+        return []
+    what = "there is no NVFP4" if not read else "its NVFP4 is always read in one way"
+    return [f"--nibbles {nibbles} changes nothing: {what}"]
+
+
+def nibble_of(weight: SourceWeight) -> str:
+    """Return which nibble of a byte the even column of FP4 is read from, "" of anything else."""
+    if weight.scheme is None or weight.scheme.element is not E2M1:
+        return ""
+    stored = weight.reads[DATA].stored
+    return "high" if stored is not None and is_high_first(stored.layout) else "low"

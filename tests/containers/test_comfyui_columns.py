@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowbitcli import api
+from lowbitcli import api, tables
 from lowbitcli.api import Request, dequantize, quantize
 from lowbitcli.errors import UnsupportedError, UsageError
 from tests import checkpoints
@@ -106,6 +106,29 @@ def test_a_user_can_say_where_the_even_column_is(tmp_path, kind):
     data = [k for k, v in wanted.items() if v.dtype == torch.uint8 and k.endswith(".weight")]
     assert data and all(checkpoints.same(found[k], wanted[k]) for k in data)
     assert again.errors == {} and api.verify(again.output, against=source, device="cpu").passed
+
+
+@pytest.mark.parametrize("kind", ["comfyui", "modelopt"])
+def test_inspect_says_where_it_finds_the_even_column(kind):
+    golden, own, other = GOLDEN / "nvfp4.safetensors", "high", "low"
+    if kind == "modelopt":
+        golden, own, other = GOLDEN.parent / "modelopt" / "w4a16_nvfp4", "low", "high"
+    for asked, wanted in (("", own), (own, own), (other, other)):
+        found = api.inspect(golden, nibbles=asked)
+        said = tables.inspection_document(found)
+        seen = {one["nibbles"] for one in said["tensors"] if one["scheme"] == "nvfp4"}
+        assert seen == {wanted} and found.findings == () and said["notes"] == []
+        assert not any("nibbles" in one for one in said["tensors"] if one["scheme"] is None)
+
+
+def test_inspect_says_where_a_nibble_changes_nothing(tmp_path):
+    (note,) = api.inspect(GOLDEN / "mxfp8.safetensors", nibbles="low").notes
+    assert note == "--nibbles low changes nothing: there is no NVFP4"
+    golden = GOLDEN.parent / "compressed-tensors"
+    (note,) = api.inspect(golden / "nvfp4a16", nibbles="high").notes
+    assert note == "--nibbles high changes nothing: its NVFP4 is always read in one way"
+    with pytest.raises(UsageError, match="no nibble"):
+        api.inspect(GOLDEN / "nvfp4.safetensors", nibbles="middle")
 
 
 def test_another_nibble_is_a_usage_error(tmp_path):
