@@ -17,6 +17,7 @@ Source: Sinha and Zoltners 1979 (hull, walk); Dyer, Riha and Walker 1995 (states
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def walk(classes: Sequence[Sequence[Item]]) -> Walk:
     steps = sorted(
         (-_gain(classes[one], a, b), one, place, b)
         for one, found in enumerate(hulls)
-        for place, (a, b) in enumerate(zip(found, found[1:], strict=False))
+        for place, (a, b) in enumerate(pairwise(found))
     )
     now = [found[0] for found in hulls]
     first = tuple(now)

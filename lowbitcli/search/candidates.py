@@ -1,0 +1,76 @@
+"""What may become of a weight: the schemes that a search chooses from, as rules of a recipe.
+
+nvfp4        the scheme, with its first scale rule
+nvfp4:mse    with another one
+keep         the weight stays as it is
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lowbitcli import recipe as recipes
+from lowbitcli.errors import UsageError
+from lowbitcli.recipe import Rule
+from lowbitcli.recipe.document import Text
+from lowbitcli.schemes import scheme
+
+KEEP = "keep"
+USUAL = "nvfp4,mxfp8,fp8,keep"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice: `name` is how it was asked for, `rule` takes every weight."""
+
+    name: str
+    rule: Rule
+
+    @property
+    def keeps(self) -> bool:
+        return self.rule.keep
+
+
+def candidates(asked: str) -> tuple[Candidate, ...]:
+    """Return the candidates of a list such as `nvfp4,mxfp8,keep`, each once, in order.
+
+    Raises:
+        UsageError: there is none, no scheme is called so, or it has no such scale rule.
+    """
+    words = dict.fromkeys(word.strip() for word in asked.split(",") if word.strip())
+    found = {}
+    for word in words:
+        one = _candidate(word)
+        found.setdefault((one.rule.scheme, one.rule.scale), one)
+    if not found:
+        raise UsageError("no scheme to choose from", hint=f"--schemes {USUAL}")
+    return tuple(found.values())
+
+
+def _candidate(word: str) -> Candidate:
+    if word == KEEP:
+        return Candidate(word, Rule.model_validate({"match": everything(), "keep": True}))
+    name, colon, scale = word.partition(":")
+    chosen = scheme(name)
+    if colon and scale not in chosen.rules:
+        raise UsageError(
+            f"{chosen.name} has no scale rule {scale!r}", hint=f"it has: {', '.join(chosen.rules)}"
+        )
+    usual = recipes.for_scheme(name).rules[0]
+    said = {"match": everything(), "scheme": name, "activations": usual.activations}
+    rule = Rule.model_validate({**said, "scale": scale or usual.scale})
+    return Candidate(word, rule)
+
+
+def everything() -> Text:
+    """Return a pattern for every weight, of which none need be there."""
+    text = Text("*")
+    text.shipped = True
+    return text
+
+
+def told(found: Sequence[Candidate]) -> str:
+    """Return the names of candidates as they are asked for."""
+    return ",".join(one.name for one in found)
+
+
+__all__ = ["KEEP", "USUAL", "Candidate", "candidates", "everything", "told"]

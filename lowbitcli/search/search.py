@@ -1,0 +1,186 @@
+"""Choose a scheme for each weight under a budget: plan all, measure all, solve, say it, plan that.
+
+A recipe is believed when the plan that it makes gives every weight what was chosen for it, leaves
+all others as they are, and takes no more bytes than were allowed.
+"""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lowbitcli import recipe as recipes
+from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.errors import RecipeError, UnsupportedError, UsageError
+from lowbitcli.pipeline.ledger import Progress
+from lowbitcli.plan.nouns import PathLike, Plan, Weight
+from lowbitcli.search.candidates import KEEP, USUAL, Candidate, candidates
+from lowbitcli.search.knapsack import Solution, solve
+from lowbitcli.search.measure import Allowed, Measured, measure
+from lowbitcli.search.nouns import Chosen, Found, Wanted
+from lowbitcli.search.score import chosen_names, curve, items, scores, uniform
+from lowbitcli.search.text import recipe_name, text
+from lowbitcli.search.units import Paper, paper, plan_of
+from lowbitcli.tensors import safe
+
+_TRIES = 6  # how often a size is aimed at: headers differ by a few bytes from choice to choice
+
+
+def search(
+    source: PathLike, wanted: Wanted, allowed: Allowed, progress: Progress | None = None
+) -> Found:
+    """Measure every scheme on every weight of a checkpoint, and choose under a budget.
+
+    Raises:
+        UsageError: the budget cannot be met, or makes no sense.
+        UnsupportedError: a weight reaches the floor with no scheme, or nothing can be quantized.
+        LowbitError: what making a plan, and reading, raise.
+    """
+    started = time.perf_counter()
+    if wanted.bits is not None and wanted.size is not None:
+        raise UsageError("--bits and --size exclude each other", hint="leave one out")
+    if wanted.bits is not None and not 0 < wanted.bits <= 64:
+        raise UsageError(f"{wanted.bits:g} bits are no budget", hint="--bits 4.6")
+    some = candidates(wanted.schemes or USUAL)
+    with Checkpoint.open(source) as checkpoint:
+        known = paper(checkpoint, some, wanted.container)
+        measured = _measured(checkpoint, known, some, allowed, progress)
+        found = _found(checkpoint, known, some, wanted, measured)
+        if wanted.bits is not None or wanted.size is not None:
+            found = replace(found, chosen=_chosen(checkpoint, known, found))
+    return replace(
+        found,
+        seconds=time.perf_counter() - started,
+        stages=measured.stages,
+        peak_rss=measured.peak_rss,
+        peak_gpu=measured.peak_gpu,
+    )
+
+
+def _measured(
+    checkpoint: Checkpoint,
+    known: Paper,
+    some: Sequence[Candidate],
+    allowed: Allowed,
+    progress: Progress | None,
+) -> Measured:
+    quantizing = [one.name for one in some if not one.keeps]
+    if not quantizing:
+        raise UsageError("nothing but keep to choose from", hint=f"--schemes {USUAL}")
+    plans = {name: known.plans[name] for name in quantizing}
+    jobs = {name: known.jobs(name) for name in quantizing}
+    return measure(checkpoint, plans, jobs, allowed, progress)
+
+
+def _found(
+    checkpoint: Checkpoint,
+    known: Paper,
+    some: Sequence[Candidate],
+    wanted: Wanted,
+    measured: Measured,
+) -> Found:
+    scored = scores(known.units, measured.lost, wanted.floor_db)
+    return Found(
+        source=checkpoint.path.resolve().name,
+        container=known.container,
+        wanted=wanted,
+        candidates=tuple(some),
+        scores=scored,
+        curve=curve(scored),
+        uniform={one.name: uniform(scored, one.name, KEEP) for one in some},
+        bytes_in=known.kept.size_in,
+        digest=measured.digest,
+        is_pipeline=known.is_pipeline,
+    )
+
+
+def _chosen(checkpoint: Checkpoint, known: Paper, found: Found) -> Chosen:
+    """Return the best choice within the budget, as a recipe that was planned."""
+    wanted = found.wanted
+    if wanted.size is None:
+        budget = int((wanted.bits or 0.0) * found.elements / 8)
+        solution = solve(items(found.scores), budget)
+        if solution is None:
+            raise _too_few(found, known.rest)
+        return _said(checkpoint, known, found, solution)
+    rest, best = known.rest, None
+    for _ in range(_TRIES):
+        solution = solve(items(found.scores), wanted.size - rest)
+        if solution is None:
+            break
+        chosen = _said(checkpoint, known, found, solution)
+        over = chosen.bytes_out - solution.cost
+        if chosen.bytes_out <= wanted.size and (
+            best is None or solution.error < best.solution.error
+        ):
+            best = chosen
+        if over == rest or (best is chosen and over > rest):
+            break
+        rest = over
+    if best is None:
+        raise _too_few(found, rest)
+    return best
+
+
+def _too_few(found: Found, rest: int) -> UsageError:
+    """Return the error for a budget below the least."""
+    least = found.curve[0].cost
+    bits = -(-80000 * least // found.elements) / 10000  # rounded up
+    floor = "" if found.wanted.floor_db is None else f" with {found.wanted.floor_db:g} dB or more"
+    if found.wanted.size is None:
+        message = f"{found.wanted.bits:g} bits are too few: the least is {bits:.4f}{floor}"
+        hint = f"--bits {bits:.4f}"
+    else:
+        message = f"{found.wanted.size} bytes are too few: the least is {least + rest}{floor}"
+        hint = f"--size {least + rest}"
+    return UsageError(message, hint=f"{hint}, or --schemes with fewer bits")
+
+
+def _said(checkpoint: Checkpoint, known: Paper, found: Found, solution: Solution) -> Chosen:
+    """Write a solution as a recipe, plan it, and hold the plan against the solution."""
+    names = chosen_names(found.scores, solution.chosen)
+    members = {name for score in found.scores for name in score.members}
+    parts = {name.partition("/")[0] for name in members}
+    others = [
+        recipe_name(name, found)
+        for name in known.names
+        if name not in members and (not found.is_pipeline or name.partition("/")[0] in parts)
+    ]
+    said = text(found, solution, names, others)
+    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
+        path = Path(folder) / "auto.yaml"
+        path.write_text(said)
+        try:
+            plan = plan_of(checkpoint, recipes.load(str(path)), found.wanted.container)
+        except RecipeError as error:
+            raise UnsupportedError(
+                f"the choice cannot be said in a recipe: {error.message}", hint=error.hint
+            ) from error
+    _refuse_other(plan, known, names)
+    return Chosen(solution, names, said, plan.bytes_out)
+
+
+def _refuse_other(plan: Plan, known: Paper, names: Sequence[str]) -> None:
+    """Raise UnsupportedError where a plan is not what was chosen."""
+    due = {weight.name: _fate(weight) for weight in known.kept.weights}
+    for unit, name in zip(known.units, names, strict=True):
+        for weight in unit.kept:
+            due.pop(weight.name)
+        due |= {weight.name: _fate(weight) for weight in unit.weights[name]}
+    for weight in plan.weights:
+        wanted = due.get(weight.name)
+        if wanted is not None and wanted != _fate(weight):
+            raise UnsupportedError(
+                f"no patterns tell {safe(weight.name)} from others",
+                hint="its name is too long, or another tensor's but for .weight",
+            )
+
+
+def _fate(weight: Weight) -> tuple[str, str, int]:
+    """Return what becomes of a weight."""
+    scheme = weight.target.name if weight.target is not None else ""
+    return scheme, weight.rule if scheme and not weight.kept else "", weight.bytes_out
+
+
+__all__ = ["search"]
