@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lowbit_kernels import importance
 from lowbit_kernels.error import BAND, Sums, bands, bands_of_parts
 from lowbitcli.errors import NonFiniteError, UnsupportedError
 from lowbitcli.pipeline import lossless
@@ -55,9 +56,10 @@ def quantize(
     shared: Tensor | None,
     unit: int = BAND,
     source: Mapping[str, Tensor] | None = None,
+    matrix: int = 0,
 ) -> tuple[dict[str, Tensor], list[Sums]]:
-    """Return the parts of some rows, and what was lost in each `unit` rows of them; with `source`
-    blocks keep the codes that they have there, wherever they can.
+    """Return the parts of some rows of a `matrix`, and what was lost in each `unit` rows of them;
+    with `source` blocks keep the codes that they have there, wherever they can.
 
     Raises:
         UnsupportedError: the arithmetic refuses the weight, or no reader could decode it.
@@ -66,8 +68,9 @@ def quantize(
     if scheme is None:
         raise ValueError("no scheme to quantize to")
     ops = ops_of(scheme, weight.dtype)
+    given = (w, None if shared is None else shared.to(w.device), weight.rule)
     try:
-        parts = ops.quantize(w, None if shared is None else shared.to(w.device), weight.rule)
+        parts = ops.quantize(*given, *importance_of(weight, matrix, w.device))
     except ValueError as error:
         raise UnsupportedError(f"{safe(weight.name)}: {error}") from error
     if source is not None:
@@ -79,6 +82,16 @@ def quantize(
             hint="keep this weight: no reader could decode it",
         )
     return (_values(weight, parts) if weight.fake else parts), found
+
+
+def importance_of(weight: Weight, matrix: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return how much each column of a matrix counts, fp32, where that is known."""
+    if not weight.importance:
+        return ()
+    columns = weight.shape[-1]
+    start = matrix * columns if len(weight.importance) > columns else 0
+    own = bytearray(weight.importance[start : start + columns])
+    return (importance.values_of(torch.frombuffer(own, dtype=torch.int8).to(device)),)
 
 
 def _values(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,7 +31,11 @@ class Warm:
         self._thread: threading.Thread | None = None
         if device.type != "cuda":
             return
-        kinds = {(w.source, w.target, w.rule, w.dtype): w for w in plan.weights if not w.copies}
+        kinds = {
+            (w.source, w.target, w.rule, w.dtype, bool(w.importance)): w
+            for w in plan.weights
+            if not w.copies
+        }
         some = [weight for weight in kinds.values() if not weight.recodes]
         self._thread = threading.Thread(target=_compile, args=(some, device), daemon=True)
         self._thread.start()
@@ -98,7 +102,9 @@ def _quantize(weight: Weight, device: torch.device) -> None:
         shared = compute.shared_scale(weight, torch.ones(()))
         if shared is not None:
             shared = shared.to(device)
-        ops_of(weight.target, weight.dtype).quantize(_zeros(weight, device), shared, weight.rule)
+        ops = ops_of(weight.target, weight.dtype)
+        h = (torch.ones(_COLS, device=device),) if weight.importance else ()
+        ops.quantize(_zeros(weight, device), shared, weight.rule, *h)
 
 
 def _errors(weight: Weight, device: torch.device) -> None:

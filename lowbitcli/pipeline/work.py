@@ -224,7 +224,9 @@ class Computing:
             amax = self._amax(member, w, parts)
             shared = compute.shared_scale(weight, amax, keep=self._keep)
         source = parts if self._keep else None
-        out, member.lost[some.index] = compute.quantize(weight, w, shared, member.unit, source)
+        out, member.lost[some.index] = compute.quantize(
+            weight, w, shared, member.unit, source, some.matrix
+        )
         if lossless.is_counted(weight) and not weight.fake:
             member.equal[some.index] = lossless.equal_blocks(weight, w, out)
         return out

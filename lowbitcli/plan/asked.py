@@ -34,6 +34,10 @@ class Asked:
         if request.recipe is not None:
             name = os.fspath(request.recipe)
             how["recipe"] = os.path.abspath(name) if os.path.exists(name) else name
+        if request.importance is not None:
+            how["importance"] = os.path.abspath(request.importance)
+        if request.activation_scales is not None:
+            how["activation_scales"] = os.path.abspath(request.activation_scales)
         return cls(QUANTIZE, os.path.abspath(source), how, dict(non_finite))
 
     @classmethod

@@ -14,9 +14,11 @@ from lowbitcli.containers import Container, torchao
 from lowbitcli.containers.container import Declaration
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
+from lowbitcli.plan.activations import activated
 from lowbitcli.plan.apart import contradicted, readers_of, taken_apart
 from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
 from lowbitcli.plan.digest import digest
+from lowbitcli.plan.importance import weighted
 from lowbitcli.plan.nouns import Constant, Job, OutputFile, Plan, Weight, made_of
 from lowbitcli.plan.pad import padded
 from lowbitcli.plan.shards import Placed, index_name, place
@@ -30,6 +32,8 @@ from lowbitcli.tensors import DATA, FLOATING, FP8, SCALE, TensorSpec, safe
 
 # Header metadata that speaks of how a file is stored, and is not carried over to another container.
 STORAGE_METADATA = ("lowbit.", "_quantization_metadata")
+
+CACHED = ("k_scale", "v_scale")  # endings of the scales of keys and values
 
 # Files that say how the source was quantized, and would be wrong beside the output.
 QUANTIZATION_FILES = ("hf_quant_config.json",)
@@ -81,11 +85,17 @@ def build(
         )
         for weight, choice in apart
     ]
+    weighed: tuple[str, ...] = ()
+    if conditions.importance is not None:
+        weights, weighed = weighted(weights, conditions.importance)
+    weights, scaled = activated(weights, recipe, conditions)
     told = (
         *source.notes,
         *contradicted(source, checkpoint.config),
         *readers_of((weight for weight, _ in apart), model),
         *unshared(checkpoint, weights, container.name, strict=conditions.strict),
+        *weighed,
+        *scaled,
     )
     source = replace(source, notes=told)
     said: dict[str, Any] = {
@@ -95,6 +105,7 @@ def build(
         **({"layout": layouts.document()} if recipe.layout else {}),
         **({"nibbles": conditions.nibbles} if conditions.nibbles else {}),
         **({"raw_fp8": True} if conditions.raw_fp8 else {}),
+        **({"importance": conditions.importance.digest} if conditions.importance else {}),
     }
     return _assemble(checkpoint, source, weights, container, said, max_shard_size)
 
@@ -141,6 +152,7 @@ def _quantized(weight: SourceWeight, choice: Choice, container: Container, fake:
         writes_of(weight, scheme, dtype, container),
         rule=choice.rule,
         activations=choice.activations,
+        input_scale=choice.input_scale,
         fake=fake,
         kept=choice.kept,
         group=choice.group if target is not None else "",
@@ -232,6 +244,7 @@ def _declaration(weight: Weight) -> Declaration:
         rule,
         weight.plain,
         weight.writes[SCALE].spec.dtype if scheme is not None else "",
+        any(spec.name.endswith(CACHED) for spec, _ in weight.beside),
     )
 
 
@@ -244,12 +257,16 @@ def _contents(
     """Return what each output file holds, what its header says besides, and what of it is known."""
     specs: dict[str, list[TensorSpec]] = {file: [] for file in placed.files}
     held: dict[str, list[Declaration]] = {file: [] for file in placed.files}
+    constants: list[Constant] = []
     for weight, declaration in zip(placed.weights, declarations, strict=True):
         for part in weight.writes.values():
             specs[part.file].append(part.spec)
-        held[weight.writes[DATA].file].append(declaration)
+        file = weight.writes[DATA].file
+        held[file].append(declaration)
+        for spec, data in weight.beside:
+            constants.append(Constant(spec, file, data))
+            specs[file].append(spec)
     metadata: dict[str, dict[str, str]] = {}
-    constants: list[Constant] = []
     for name, sources in placed.files.items():
         declared = container.declare(held[name], None)
         carried: dict[str, str] = {}

@@ -2,13 +2,15 @@
 whom."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from lowbitcli.containers import Container
 from lowbitcli.containers.layouts import is_cropped
 from lowbitcli.containers.stacks import ROWS, experts_of, is_stack
 from lowbitcli.errors import RecipeError, UnsupportedError
+from lowbitcli.plan.amaxes import Amaxes
+from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.pad import can_pad
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.plan.split import experts
@@ -37,6 +39,7 @@ class Choice:
     activations: str = "none"
     kept: str = ""
     group: str = ""
+    input_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Conditions:
     hold NaN or Inf and are kept; `transposed` is whether this model stores [in, out]; `pad` fills
     an incomplete last block of columns with zeros, where the container's readers know that;
     `nibbles` is how the source's NVFP4 is read; `raw_fp8` takes FP8 without a scale for
-    numbers, all of which BF16 holds; layers from number `drafts` on predict further tokens.
+    numbers, all of which BF16 holds; layers from number `drafts` on predict further tokens;
+    `importance` weighs the columns of weights whose scales are searched; `amaxes` are those of
+    activations.
     """
 
     container: Container
@@ -61,6 +66,8 @@ class Conditions:
     nibbles: str = ""
     raw_fp8: bool = False
     drafts: int | None = None
+    importance: Importance | None = None
+    amaxes: Amaxes | None = None
 
 
 def choose(
@@ -99,7 +106,7 @@ def grouped(choice: Choice, group: str) -> Choice:
     if choice.target is None or not choice.target.shares or not group:
         return choice
     key = f"{group}|{choice.target.name}|{choice.rule}"
-    return Choice(choice.target, choice.rule, choice.activations, choice.kept, key)
+    return replace(choice, group=key)
 
 
 def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) -> Choice:
@@ -132,14 +139,24 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         conditions.pad and can_pad(weight, scheme, conditions.container)
     ):
         return _refused(weight, decision, problem.message, conditions.strict, problem.hint)
-    _check_options(scheme, rule, decision, conditions)
-    return _chosen(scheme.name, rule.scale, rule.activations)
+    activations = _activations(scheme, rule, conditions)
+    _check_options(scheme, rule, decision, conditions, activations)
+    return _chosen(scheme.name, rule.scale, activations, rule.activation_scale)
 
 
 @lru_cache(maxsize=256)
-def _chosen(scheme: str, scale: str, activations: str) -> Choice:
+def _chosen(scheme: str, scale: str, activations: str, constant: float | None) -> Choice:
     """Return the one choice of these words: a model has few different ones."""
-    return Choice(BY_NAME[scheme], scale, activations)
+    return Choice(BY_NAME[scheme], scale, activations, input_scale=constant)
+
+
+def _activations(scheme: Scheme, rule: Rule, conditions: Conditions) -> str:
+    """Return what a rule makes of activations: static where their amaxes are there, and it does
+    not say otherwise."""
+    measured = conditions.amaxes is not None and bool(conditions.amaxes.inputs)
+    if measured and not rule.said and scheme.name in conditions.container.static:
+        return "static"
+    return rule.activations
 
 
 def splits(weight: SourceWeight, container: Container) -> bool:
@@ -233,7 +250,9 @@ def _refused(
     return _as_it_is(weight, kept)
 
 
-def _check_options(scheme: Scheme, rule: Rule, decision: Decision, conditions: Conditions) -> None:
+def _check_options(
+    scheme: Scheme, rule: Rule, decision: Decision, conditions: Conditions, activations: str
+) -> None:
     container = conditions.container
     if scheme.name not in container.writes and not conditions.fake:
         raise RecipeError(
@@ -248,11 +267,19 @@ def _check_options(scheme: Scheme, rule: Rule, decision: Decision, conditions: C
             hint=f"it has: {', '.join(scheme.rules)}",
         )
     offered = container.activations.get(scheme.name, ("none",))
-    if rule.activations not in offered and not conditions.fake:
+    if conditions.fake:
+        return
+    if activations not in offered:
         raise RecipeError(
-            f"{scheme.name} in {container.name} cannot have activations {rule.activations!r}",
+            f"{scheme.name} in {container.name} cannot have activations {activations!r}",
             where=decision.where,
             hint=f"it can have: {', '.join(offered)}",
+        )
+    if activations == "static" and conditions.amaxes is None and rule.activation_scale is None:
+        raise RecipeError(
+            "activations: static needs the scales of activations, and none are given",
+            where=decision.where or rule.where,
+            hint="--activation-scales FILE, or a constant in the rule, as in activation_scale: 1.0",
         )
 
 
@@ -281,6 +308,13 @@ def _refuse_unstorable(
             raise UnsupportedError(
                 f"{safe(name)} stays {choice.target.name}, and {container.name} has no place for "
                 "a weight that lies like this one",
+                hint="dequantize the checkpoint first, or choose another container",
+            )
+        offered = container.activations.get(choice.target.name)
+        if offered == ("static",) and choice.activations != "static":
+            raise UnsupportedError(
+                f"{safe(name)} stays {choice.target.name}, and {container.name} has no "
+                f"{choice.target.name} without scales of activations, which are not carried over",
                 hint="dequantize the checkpoint first, or choose another container",
             )
         if choice.target.name not in container.writes:

@@ -59,7 +59,10 @@ class Weight:
     none/none copies bytes, none/S quantizes, S/none dequantizes to `dtype`, S/S changes layouts
     only, S/T dequantizes and quantizes. `fake` quantizes and stores the dequantized value.
     `kept` says why a tensor is not quantized, "" where it is. `plain` is how a stack of experts
-    lies where it is not quantized.
+    lies where it is not quantized. `importance` has an exponent for each column, of each matrix
+    where they differ, where errors are weighed: see `importance`. `input_scale` is a constant for
+    the scale of its inputs, `beside` are the scales of activations that are stored: see
+    `activations`.
     """
 
     name: str
@@ -75,6 +78,9 @@ class Weight:
     kept: str = ""
     group: str = ""
     plain: Layout | None = None
+    importance: bytes = b""
+    input_scale: float | None = None
+    beside: tuple[tuple[TensorSpec, bytes], ...] = ()
 
     @property
     def bytes_in(self) -> int:

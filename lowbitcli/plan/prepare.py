@@ -16,9 +16,11 @@ from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
 from lowbitcli.containers.families import family_of
 from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.errors import UsageError
+from lowbitcli.plan.amaxes import Amaxes
 from lowbitcli.plan.build import build, build_dequantize
 from lowbitcli.plan.choose import Conditions
 from lowbitcli.plan.components import build_pipeline, dequantize_pipeline
+from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.loads import loads
 from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import PathLike, Plan
@@ -45,6 +47,8 @@ class Request:
     nibbles: str = ""
     raw_fp8: bool = False
     max_shard_size: int | None = None
+    importance: PathLike | None = None
+    activation_scales: PathLike | None = None
 
 
 def recipe_of(request: Request) -> Recipe:
@@ -117,6 +121,20 @@ def quantization(
             if asked == "auto" and {one.name for one in recipe.consumer} == {COMFYUI.name}:
                 asked = COMFYUI.name
 
+            importance = None
+            if request.importance is not None:
+                if checkpoint.components:
+                    raise UsageError("--importance is for models of tokens, and this is a pipeline")
+                importance = Importance.open(request.importance)
+            amaxes = None
+            if request.activation_scales is not None:
+                if checkpoint.components:
+                    raise UsageError(
+                        "--activation-scales is for one model, and this is a pipeline",
+                        hint="quantize the directory of a component",
+                    )
+                amaxes = Amaxes.open(request.activation_scales)
+
             def conditions_of(of: Checkpoint) -> Conditions:
                 return Conditions(
                     container=container_of(asked, of),
@@ -127,6 +145,8 @@ def quantization(
                     pad=request.pad,
                     nibbles=nibbles_of(request.nibbles),
                     raw_fp8=request.raw_fp8,
+                    importance=importance,
+                    amaxes=amaxes,
                 )
 
             size = request.max_shard_size

@@ -12,4 +12,5 @@ MXFP4 = Scheme(
     block=(1, 32),
     rules=("amax", "floor", "even", "ceil", "mse"),
     ops="lowbit_kernels.mx:MXFP4",
+    weighs=("mse",),
 )

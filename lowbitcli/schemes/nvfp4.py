@@ -18,4 +18,5 @@ NVFP4 = Scheme(
     passes=2,
     global_scale=F32,
     shares=True,
+    weighs=("mse", "mse_all"),
 )

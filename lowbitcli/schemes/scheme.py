@@ -23,7 +23,7 @@ class Scheme:
     `passes` is 2 where the largest magnitude of the whole matrix comes first, `shares` whether
     fused matrices (q/k/v, gate/up) must agree on that number. `scale_dtypes` are dtypes of weights
     whose scales are stored in them, and codes made for scales so rounded: `ops` with `_` and the
-    dtype behind it.
+    dtype behind it. `weighs` are the rules that can weigh the errors of columns.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Scheme:
     shares: bool = False
     ragged: bool = False  # may the last block of a row or column be incomplete
     scale_dtypes: tuple[str, ...] = ()
+    weighs: tuple[str, ...] = ()
 
     def check(self, shape: Shape) -> None:
         """Raise UnsupportedError, with a hint, where a weight of `shape` cannot be stored in
