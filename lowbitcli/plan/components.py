@@ -12,7 +12,7 @@ tensors and files have the name of their component in front.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -27,9 +27,10 @@ from lowbitcli.plan.digest import digest
 from lowbitcli.plan.loads import loads
 from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import Job, OutputFile, Part, Plan, Weight
-from lowbitcli.plan.source import Source
+from lowbitcli.plan.source import Source, lying
 from lowbitcli.plan.together import source_under, together
 from lowbitcli.recipe import Matcher, Recipe
+from lowbitcli.recipe.layout import Lie
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.tensors import DATA, safe
 
@@ -37,17 +38,20 @@ DENOISERS = ("transformer", "transformer_*", "unet", "unet_*", "prior", "decoder
 COPIED = "its component is copied"
 
 
-def examine(checkpoint: Checkpoint, **how: Any) -> Source:
+def examine(
+    checkpoint: Checkpoint, *, layouts: sources.Layouts | None = None, **how: Any
+) -> Source:
     """Find every weight of a checkpoint, or of all components of a pipeline; `how` is as for
-    `source.examine`.
+    `source.examine`, as is `layouts`, which is asked about `component/name`.
 
     Raises:
         UnsupportedError, CheckpointError: see `source.examine`.
     """
     if not checkpoint.components:
-        return sources.examine(checkpoint, **how)
+        return sources.examine(checkpoint, layouts=layouts, **how)
     found = {
-        part: sources.examine(component, **how) for part, component in checkpoint.components.items()
+        part: sources.examine(component, layouts=_layouts_under(part, layouts), **how)
+        for part, component in checkpoint.components.items()
     }
     weights = [source_under(p, w) for p, one in found.items() for w in one.weights.values()]
     used = [one.container for one in found.values() if one.container is not PLAIN]
@@ -66,6 +70,10 @@ def examine(checkpoint: Checkpoint, **how: Any) -> Source:
         },
         notes=tuple(f"{part}: {note}" for part, one in found.items() for note in one.notes),
     )
+
+
+def _layouts_under(part: str, layouts: sources.Layouts | None) -> sources.Layouts | None:
+    return None if layouts is None else lambda name: layouts(f"{part}/{name}")
 
 
 def build_pipeline(
@@ -89,6 +97,7 @@ def build_pipeline(
             hint="name one in a recipe, as in match: COMPONENT/*, or quantize its directory",
         )
     _refuse_dead(recipe, checkpoint)
+    _refuse_dead_layouts(recipe, checkpoint)
     plans: dict[str, Plan] = {}
     for part, component in checkpoint.components.items():
         conditions = conditions_of(component)
@@ -106,9 +115,24 @@ def build_pipeline(
             plans[part] = replace(plan, notes=tuple(told))
         else:
             plans[part] = _copied(component)
-    fake = any(plan.recipe.get("fake", False) for plan in plans.values())
-    said = {"name": recipe.name, "digest": recipe.digest, "fake": fake}
-    return together(checkpoint, plans, said)
+    said = {"name": recipe.name, "digest": recipe.digest}
+    return together(checkpoint, plans, {**said, **_said(plans)})
+
+
+def _said(plans: Mapping[str, Plan]) -> dict[str, Any]:
+    """Return what a manifest must say of how the source was read: what the plans say of it, and
+    of how weights lie by component."""
+    every = [plan.recipe for plan in plans.values()]
+    nibbles = next((one["nibbles"] for one in every if "nibbles" in one), "")
+    layout = {
+        part: plan.recipe["layout"] for part, plan in plans.items() if "layout" in plan.recipe
+    }
+    return {
+        "fake": any(one.get("fake", False) for one in every),
+        **({"layout": layout} if layout else {}),
+        **({"nibbles": nibbles} if nibbles else {}),
+        **({"raw_fp8": True} if any(one.get("raw_fp8", False) for one in every) else {}),
+    }
 
 
 def _unread(component: Checkpoint, plan: Plan) -> list[str]:
@@ -157,7 +181,8 @@ def _share(recipe: Recipe, part: str) -> Recipe:
             exclude = _patterns(rule.exclude, part, everywhere=True)
             rules.append(rule.model_copy(update={"match": match, "exclude": exclude}))
     keep = _patterns(recipe.keep, part, everywhere=True)
-    return recipe.model_copy(update={"rules": tuple(rules), "keep": keep})
+    layout = tuple(one for lie in recipe.layout for one in _lies(lie, part))
+    return recipe.model_copy(update={"rules": tuple(rules), "keep": keep, "layout": layout})
 
 
 def _patterns(
@@ -221,6 +246,27 @@ def _refuse_dead(recipe: Recipe, checkpoint: Checkpoint) -> None:
             where=dead[0].where,
             hint="a pattern without a slash is for the denoiser: text_encoder/* names another",
         )
+
+
+def _lies(lie: Lie, part: str) -> list[Lie]:
+    """Return what is said of how a component's weights lie, over its own names."""
+    own = _patterns([lie.pattern], part)
+    return [Lie(pattern=one, words=lie.words, where=lie.where) for one in own]
+
+
+def _refuse_dead_layouts(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Raise RecipeError where a pattern of `layout` takes no stack and no matrix of the components
+    that it is for."""
+    if not recipe.layout:
+        return
+    names = {part: lying(sources.examine(one)) for part, one in checkpoint.components.items()}
+    for lie in recipe.layout:
+        if not any(one.takes(x) for part in names for one in _lies(lie, part) for x in names[part]):
+            raise RecipeError(
+                f"layout: {lie.pattern.text!r} takes no stack of experts and no matrix",
+                where=lie.where,
+                hint="a pattern without a slash is for the denoiser: text_encoder/* names another",
+            )
 
 
 def _takes(pattern: Pattern, component: Checkpoint) -> bool:

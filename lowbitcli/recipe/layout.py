@@ -83,10 +83,11 @@ class Layouts:
         return None
 
     def dead(self, names: Iterable[str]) -> None:
-        """Raise RecipeError where a pattern takes none of the names of stacks and matrices."""
+        """Raise RecipeError where a pattern takes none of the names of stacks and matrices; none of
+        a recipe that was cut for a component is held to take something."""
         names = list(names)
         for lie in self._said:
-            if not any(lie.takes(name) for name in names):
+            if not lie.pattern.shipped and not any(lie.takes(name) for name in names):
                 raise RecipeError(
                     f"layout: {lie.pattern.text!r} takes no stack of experts and no matrix",
                     where=lie.where,

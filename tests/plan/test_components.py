@@ -3,8 +3,10 @@ are, byte for byte, unless a pattern names them; and all of it appears at once.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from lowbitcli import api
 from lowbitcli.checkpoint.reader import Checkpoint
@@ -140,6 +142,68 @@ def test_a_pattern_with_a_slash_names_another_component(tmp_path, pipe):
     assert said["quant_method"] == "compressed-tensors"
     assert checkpoints.quantization_of(done.output / "transformer")["quant_method"] == "lowbit"
     assert told(pipe, done.output) == []
+
+
+TURNED, STACK = "h.0.attn.c_attn.weight", "blocks.0.mlp.experts.down_proj"
+LAYOUT = """
+layout: {"text_encoder/*.c_attn": in_out, "*.experts.down_proj": in_out}
+rules: [{match: ["*", "text_encoder/*"], scheme: nvfp4}]
+"""
+
+
+@pytest.fixture
+def turned(pipe):
+    """A text encoder with a matrix that is [in, out], and a denoiser with a stack that is."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2Model"]}
+    single(pipe / "text_encoder", {TURNED: weight(64, 192), "x.weight": weight(64, 64)}, config)
+    tensors = {Q: weight(64, 64), STACK: weight(64, 96).reshape(2, 32, 96)}
+    for file in (pipe / "transformer").iterdir():
+        file.unlink()
+    checkpoints.write(pipe / "transformer" / f"{STEM}.safetensors", tensors)
+    (pipe / "transformer" / "config.json").write_text(json.dumps(FLUX))
+    return pipe
+
+
+def test_a_recipe_says_how_weights_of_components_lie(tmp_path, turned):
+    request = replace(recipe(tmp_path, LAYOUT), container="lowbit")
+    done = api.quantize(turned, tmp_path / "out", request, device="cpu")
+    shapes = {weight.name: weight.shape for weight in done.plan.quantized}
+    assert shapes[f"text_encoder/{TURNED}"] == (192, 64)
+    assert shapes[f"transformer/{STACK}"] == (2, 96, 32)
+    assert done.plan.recipe["layout"] == {
+        "text_encoder": [["*.c_attn", "in_out"]],
+        "transformer": [["*.experts.down_proj", "in_out"]],
+    }
+    assert told(turned, done.output) == []
+    back = api.dequantize(done.output, tmp_path / "back", dtype="fp32", device="cpu")
+    for part, name in (("text_encoder", TURNED), ("transformer", STACK)):
+        before = checkpoints.read(turned / part)[name].transpose(-1, -2)
+        apart = before.reshape(-1, *before.shape[-2:]).contiguous()
+        plain = {f"{number}.weight": one.clone() for number, one in enumerate(apart)}
+        source = checkpoints.write(tmp_path / f"{part}.safetensors", plain)
+        alone = api.quantize(source, tmp_path / f"{part}-q.safetensors", device="cpu")
+        found = api.dequantize(alone.output, tmp_path / f"{part}-d.safetensors", dtype="fp32")
+        values = checkpoints.read(found.output)
+        wanted = torch.stack([values[one] for one in plain]).reshape(before.shape)
+        assert torch.equal(checkpoints.read(back.output / part)[name], wanted.transpose(-1, -2))
+
+
+def test_without_it_both_are_kept_and_told_of(tmp_path, turned):
+    text = 'rules: [{match: ["*", "text_encoder/*"], scheme: nvfp4}]'
+    plan = api.plan_quantize(turned, None, replace(recipe(tmp_path, text), container="lowbit"))
+    kept = {weight.name: weight.kept for weight in plan.weights}
+    assert kept[f"text_encoder/{TURNED}"] == "stored [in, out]"
+    assert "nothing says which" in kept[f"transformer/{STACK}"]
+
+
+@pytest.mark.parametrize("dead", ["*.c_attn", "text_encoder/*.down_proj", "vae/*", "tex/*.c_attn"])
+def test_a_layout_that_no_component_has_is_refused(tmp_path, turned, dead):
+    """One without a slash is for the denoiser, and the text encoder's is not."""
+    text = (
+        f'layout: {{"{dead}": in_out}}\nrules: [{{match: ["*", "text_encoder/*"], scheme: nvfp4}}]'
+    )
+    with pytest.raises(RecipeError, match="takes no stack of experts and no matrix"):
+        api.plan_quantize(turned, None, recipe(tmp_path, text))
 
 
 def test_what_is_taken_out_is_taken_out_where_it_is(tmp_path, pipe):
