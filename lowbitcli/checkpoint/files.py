@@ -14,6 +14,7 @@ from types import TracebackType
 
 from lowbitcli.checkpoint import atomic
 from lowbitcli.checkpoint.atomic import os_errors
+from lowbitcli.checkpoint.runs import fill
 from lowbitcli.errors import OutputError
 from lowbitcli.tensors import safe
 
@@ -28,6 +29,7 @@ class StagedFiles:
         self.goes_on = False  # is there what an earlier run, or another process, made?
         self._fds: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
+        self._paths: dict[str, Path] = {}
 
     def check_space(self, needed: int) -> None:
         """Raise OutputError where the file system has less than `needed` bytes free."""
@@ -104,13 +106,11 @@ class StagedFiles:
             OutputError: it cannot be read back.
         """
         buffer = bytearray(length)
-        view = memoryview(buffer)
         with os_errors(self._path(name), 0):
-            while len(view):
-                count = os.preadv(self._fds[name], [view], offset)
-                if not count:
-                    raise OSError(errno.EIO, "the file is shorter than what was written")
-                view, offset = view[count:], offset + count
+            try:
+                fill(self._fds[name], offset, [memoryview(buffer)])
+            except EOFError:
+                raise OSError(errno.EIO, "the file is shorter than what was written") from None
         return buffer
 
     def write_file(self, name: str, data: bytes) -> None:
@@ -164,6 +164,12 @@ class StagedFiles:
             os.close(self._fds.popitem()[1])
 
     def _path(self, name: str) -> Path:
+        found = self._paths.get(name)
+        if found is None:
+            found = self._paths[name] = self._checked(name)
+        return found
+
+    def _checked(self, name: str) -> Path:
         if not self.directory:
             if name != self.target.name:
                 raise ValueError(f"the one file of this output is {self.target.name}, not {name}")

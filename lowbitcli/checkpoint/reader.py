@@ -8,7 +8,7 @@ header was read is noticed at every read.
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint import directory, strict_json
 from lowbitcli.checkpoint.header import Header, read_from
+from lowbitcli.checkpoint.runs import Span, fill, neighbours
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.tensors import TensorSpec, safe
+
+_RUN = 1 << 30  # bytes of one call: it takes no more than 2 GiB
 
 
 class StoredTensor(NamedTuple):
@@ -117,22 +120,46 @@ class Checkpoint:
             CheckpointError: the file changed or cannot be read.
             ValueError: the tensor has not that many bytes.
         """
+        file, offset = self._placed(name, buffer, start)
+        self._fill(file, offset, [buffer])
+
+    def read_all(self, wanted: Iterable[tuple[str, int, memoryview]]) -> None:
+        """Fill many buffers, each with a tensor's bytes from a place on; bytes that follow each
+        other in a file are read by one call.
+
+        Raises:
+            CheckpointError: a file changed or cannot be read.
+            ValueError: a tensor has not that many bytes.
+        """
+        spans: dict[str, list[Span[memoryview]]] = {}
+        for name, start, buffer in wanted:
+            file, offset = self._placed(name, buffer, start)
+            spans.setdefault(file, []).append((offset, offset + buffer.nbytes, buffer))
+        for file, found in spans.items():
+            for run in neighbours(found, _RUN):
+                self._fill(file, run[0][0], [buffer for _, _, buffer in run])
+
+    def _placed(self, name: str, buffer: memoryview, start: int) -> tuple[str, int]:
+        """Return the file, and where in it a tensor's bytes from `start` on are."""
         stored = self.tensors[name]
-        view = buffer.cast("B")
         offset = stored.start + start
-        if start < 0 or offset + len(view) > stored.stop:
-            raise ValueError(f'tensor "{safe(name)}" has no bytes {start} to {start + len(view)}')
-        where = safe(self._paths[stored.file])
-        fd = self._fd(stored.file)
+        if start < 0 or offset + buffer.nbytes > stored.stop:
+            raise ValueError(
+                f'tensor "{safe(name)}" has no bytes {start} to {start + buffer.nbytes}'
+            )
+        return stored.file, offset
+
+    def _fill(self, file: str, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill buffers, one after the other, with the bytes of a file from `offset` on."""
+        where = safe(self._paths[file])
+        fd = self._fd(file)
         try:
-            while len(view):
-                count = os.preadv(fd, [view], offset)
-                if not count:
-                    raise _changed(where)
-                view, offset = view[count:], offset + count
+            fill(fd, offset, buffers)
+        except EOFError:
+            raise _changed(where) from None
         except OSError as error:
             raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
-        if _Identity.of(fd) != self._identities[stored.file]:
+        if _Identity.of(fd) != self._identities[file]:
             raise _changed(where)
 
     def close(self) -> None:

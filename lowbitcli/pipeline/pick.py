@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from lowbitcli.checkpoint.manifest import TensorHash
-from lowbitcli.pipeline.proof import Done
+from lowbitcli.pipeline.proof import Done, checksum
 from lowbitcli.pipeline.read import pick
 from lowbitcli.pipeline.work import Piece, Room
 from lowbitcli.plan.nouns import Job
@@ -29,15 +28,9 @@ class Picking:
         found = memoryview(pick(raw, read))
         with self._room.clock.stage("write"):
             self._room.writer.write(written, 0, found)
-        self._done.source[read.key] = _hashed(memoryview(raw))
-        self._done.output[written.spec.name] = _hashed(found)
+        self._done.source[read.key] = checksum(raw)
+        self._done.output[written.spec.name] = checksum(found)
 
     def done(self) -> Done:
         """Return what is known after the step."""
         return self._done
-
-
-def _hashed(data: memoryview) -> str:
-    found = TensorHash()
-    found.update(data)
-    return found.hexdigest()

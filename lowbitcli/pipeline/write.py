@@ -1,7 +1,7 @@
 """Put what was computed where the plan has it, and what stands beside the weights around it."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -9,7 +9,10 @@ from lowbitcli import __version__
 from lowbitcli.checkpoint import around, manifest
 from lowbitcli.checkpoint.files import StagedFiles
 from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.checkpoint.runs import Span, neighbours
 from lowbitcli.plan.nouns import OutputFile, Part, Plan, made_of
+
+JOINED = 1 << 20  # bytes of small tensors that are copied together, to be written or read at once
 
 
 class Writer:
@@ -52,6 +55,38 @@ class Writer:
         entry = self._files[part.file].entries[part.spec.name]
         self._made[part.file].result()
         self._staged.write(self.name_of(part.file), entry.start + offset, data)
+
+    def write_all(self, pieces: Iterable[tuple[Part, memoryview]]) -> None:
+        """Write whole tensors; small ones that follow each other in a file by one call."""
+        spans: dict[str, list[Span[memoryview]]] = {}
+        for part, data in pieces:
+            start, stop = self._place(part)
+            if data.nbytes != stop - start:
+                raise AssertionError(f"{part.spec.name}: {data.nbytes} bytes, not as planned")
+            spans.setdefault(part.file, []).append((start, stop, data))
+        for file, found in spans.items():
+            self._made[file].result()
+            for run in neighbours(found, JOINED):
+                data = run[0][2] if len(run) == 1 else b"".join(one for _, _, one in run)
+                self._staged.write(self.name_of(file), run[0][0], data)
+
+    def read_all(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview]]:
+        """Yield whole tensors, in any order, with their bytes as they are in the files now; small
+        ones that follow each other are read by one call."""
+        spans: dict[str, list[Span[Part]]] = {}
+        for part in parts:
+            spans.setdefault(part.file, []).append((*self._place(part), part))
+        for file, found in spans.items():
+            for run in neighbours(found, JOINED):
+                first = run[0][0]
+                data = memoryview(self._staged.read(self.name_of(file), first, run[-1][1] - first))
+                for start, stop, part in run:
+                    yield part, data[start - first : stop - first]
+
+    def _place(self, part: Part) -> tuple[int, int]:
+        """Return where a tensor begins and ends in its file."""
+        entry = self._files[part.file].entries[part.spec.name]
+        return entry.start, entry.stop
 
     def read(self, part: Part, start: int, stop: int) -> bytearray:
         """Return bytes of a tensor as they are in the file now."""
