@@ -35,6 +35,7 @@ from lowbitcli.plan.prepare import (
     plan_quantize,
     quantization,
 )
+from lowbitcli.search import Allowed, Found, Wanted, choose
 from lowbitcli.verify import Demands, Sample, Verification, asked, unreadable
 from lowbitcli.verify import fix as fix_checkpoint
 from lowbitcli.verify import verify as verify_checkpoint
@@ -308,12 +309,16 @@ def _outcome(
 
 
 __all__ = [
+    "Allowed",
+    "Found",
     "Inspection",
     "Outcome",
     "Plan",
     "Request",
     "Spread",
     "Verification",
+    "Wanted",
+    "choose",
     "dequantize",
     "finish",
     "inspect",

@@ -562,6 +562,63 @@ def recipe_init(
     return 0
 
 
+@command(recipe_app, "auto")
+def recipe_auto(
+    source: opt.Source,
+    bits: opt.Bits = None,
+    size: opt.TotalSize = None,
+    schemes: opt.Schemes = None,
+    floor_db: opt.FloorDb = None,
+    output: opt.NewRecipe = None,
+    container: opt.ContainerName = "auto",
+    device: opt.Device = "auto",
+    max_memory: opt.MaxMemory = None,
+    max_gpu_memory: opt.MaxGpuMemory = None,
+    report: opt.CurveReport = None,
+    force: opt.Force = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> int:
+    """Choose a scheme for each weight: the least error that a budget allows.
+
+    Measures the error of every scheme on every weight, in one pass, and writes a recipe. Without a
+    budget it shows error against bits, and writes none.
+
+    \b
+    Examples:
+      lowbit recipe auto Llama-3.1-8B/
+      lowbit recipe auto Llama-3.1-8B/ --bits 4.8 -o recipe.yaml
+      lowbit recipe auto Llama-3.1-8B/ --size 6GB --floor-db 25 --schemes nvfp4:mse,fp8 > r.yaml
+    """
+    from lowbitcli import api, console
+    from lowbitcli import report as reports
+    from lowbitcli.progress import show_progress
+    from lowbitcli.search import told
+
+    where = None if report is None else Path(report) if report else beside(output or Path(source))
+    if where is not None:
+        reports.check_path(where)
+    wanted = api.Wanted(bits, byte_count(size, "--size 3.2GB"), schemes or "", floor_db, container)
+    allowed = api.Allowed(
+        device,
+        byte_count(max_memory) or api.DEFAULT,
+        byte_count(max_gpu_memory, GPU_MEMORY),
+    )
+    with show_progress("measuring", quiet=quiet) as progress:
+        found = api.choose(source, wanted, allowed, output, force=force, progress=progress)
+    if where is not None:
+        reports.write_curve(found, where)
+    if as_json:
+        console.document(told.document(found))
+    elif found.chosen is not None and output is None:
+        console.data(found.chosen.text.splitlines())
+    elif not quiet:
+        console.data(told.lines(found))
+        console.data([] if output is None else [f"recipe: {output}"])
+        console.data([] if where is None else [f"report: {where}"])
+    return 0
+
+
 @command(recipe_app, "schema")
 def recipe_schema() -> int:
     """Print the JSON schema of recipes, for editors."""

@@ -253,6 +253,49 @@ For = Annotated[
         metavar="NAME",
     ),
 ]
+Bits = Annotated[
+    float | None,
+    _option(
+        "--bits",
+        "BITS",
+        "bits for each weight that can be quantized, scales counted, such as 4.6",
+        metavar="B",
+    ),
+]
+TotalSize = Annotated[
+    str | None,
+    _option(
+        "--size",
+        "SIZE",
+        "bytes of all safetensors files of the output, such as 3.2GB",
+        metavar="SIZE",
+    ),
+]
+Schemes = Annotated[
+    str | None,
+    _option(
+        "--schemes",
+        "SCHEMES",
+        "what to choose from, nvfp4:mse with a scale rule [nvfp4,mxfp8,fp8,keep]",
+        metavar="LIST",
+    ),
+]
+FloorDb = Annotated[
+    float | None,
+    _option("--floor-db", "FLOOR_DB", "the SQNR that every weight must reach, in dB", metavar="DB"),
+]
+NewRecipe = Annotated[
+    Path | None, _option("--output -o", "", "recipe to write [standard output]", metavar="FILE")
+]
+CurveReport = Annotated[
+    str | None,
+    _option(
+        "--report",
+        "REPORT",
+        "write the curve, .html, .md or .json [FILE.report.html where no FILE is named]",
+        metavar="[FILE]",
+    ),
+]
 ReportA = Annotated[Path, typer.Argument(metavar="A", help="a JSON report of verify")]
 ReportB = Annotated[Path, typer.Argument(metavar="B", help="another")]
 Page = Annotated[Path | None, _option("--output -o", "", "write it as a page: .html, .md or .json")]

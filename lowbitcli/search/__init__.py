@@ -6,6 +6,6 @@ What is decided together is in `units`, what is measured in `measure`, the choic
 from lowbitcli.search.candidates import KEEP, USUAL
 from lowbitcli.search.measure import Allowed
 from lowbitcli.search.nouns import Found, Wanted
-from lowbitcli.search.search import search
+from lowbitcli.search.search import choose
 
-__all__ = ["KEEP", "USUAL", "Allowed", "Found", "Wanted", "search"]
+__all__ = ["KEEP", "USUAL", "Allowed", "Found", "Wanted", "choose"]

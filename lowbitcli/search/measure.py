@@ -23,6 +23,7 @@ from lowbitcli.checkpoint.manifest import digest_of
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import DeviceError
 from lowbitcli.pipeline import compute, lossless, memory
+from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.crew import Crew, Step
 from lowbitcli.pipeline.ledger import Progress
 from lowbitcli.pipeline.read import Rows
@@ -48,9 +49,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The device, and the memory that may be taken, in bytes: of the process, and of a GPU."""
+    """The device by name, and the memory that may be taken, in bytes: of the process, and of a
+    GPU."""
 
-    device: torch.device
+    device: str = "auto"
     max_memory: int = memory.DEFAULT
     max_gpu_memory: int | None = None
 
@@ -78,7 +80,7 @@ def measure(
         DeviceError: the device has too little memory.
         StoppedError: a signal came.
     """
-    device = allowed.device
+    device = device_of(allowed.device)
     if device.type == "cuda":
         torch.zeros(1, device=device)  # what CUDA itself takes counts as taken
         torch.cuda.reset_peak_memory_stats(device)

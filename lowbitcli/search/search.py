@@ -22,19 +22,28 @@ from lowbitcli.search.nouns import Chosen, Found, Wanted
 from lowbitcli.search.score import chosen_names, curve, items, scores, uniform
 from lowbitcli.search.text import recipe_name, text
 from lowbitcli.search.units import Paper, paper, plan_of
+from lowbitcli.search.write import check_path, write
 from lowbitcli.tensors import safe
 
 _TRIES = 6  # how often a size is aimed at: headers differ by a few bytes from choice to choice
 
 
-def search(
-    source: PathLike, wanted: Wanted, allowed: Allowed, progress: Progress | None = None
+def choose(
+    source: PathLike,
+    wanted: Wanted,
+    allowed: Allowed | None = None,
+    output: PathLike | None = None,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> Found:
-    """Measure every scheme on every weight of a checkpoint, and choose under a budget.
+    """Measure every scheme on every weight of a checkpoint, choose the least error that a budget
+    allows, and write it as a recipe where one is named.
 
     Raises:
         UsageError: the budget cannot be met, or makes no sense.
         UnsupportedError: a weight reaches the floor with no scheme, or nothing can be quantized.
+        OutputError: the recipe cannot be written.
         LowbitError: what making a plan, and reading, raise.
     """
     started = time.perf_counter()
@@ -42,13 +51,19 @@ def search(
         raise UsageError("--bits and --size exclude each other", hint="leave one out")
     if wanted.bits is not None and not 0 < wanted.bits <= 64:
         raise UsageError(f"{wanted.bits:g} bits are no budget", hint="--bits 4.6")
+    if output is not None and wanted.bits is None and wanted.size is None:
+        raise UsageError("a recipe needs a budget", hint="--bits 4.6, or --size 3.2GB")
+    if output is not None:
+        check_path(Path(output), force=force)
     some = candidates(wanted.schemes or USUAL)
     with Checkpoint.open(source) as checkpoint:
         known = paper(checkpoint, some, wanted.container)
-        measured = _measured(checkpoint, known, some, allowed, progress)
+        measured = _measured(checkpoint, known, some, allowed or Allowed(), progress)
         found = _found(checkpoint, known, some, wanted, measured)
         if wanted.bits is not None or wanted.size is not None:
             found = replace(found, chosen=_chosen(checkpoint, known, found))
+    if output is not None and found.chosen is not None:
+        write(found.chosen.text, Path(output), force=force)
     return replace(
         found,
         seconds=time.perf_counter() - started,
@@ -183,4 +198,4 @@ def _fate(weight: Weight) -> tuple[str, str, int]:
     return scheme, weight.rule if scheme and not weight.kept else "", weight.bytes_out
 
 
-__all__ = ["search"]
+__all__ = ["choose"]
