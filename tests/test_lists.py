@@ -26,6 +26,7 @@ ROOMS = {
             "modelopt_config",
             "families",
             "reading",
+            "inputs",
             "stacks",
         },
     ),

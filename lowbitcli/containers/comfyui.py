@@ -33,6 +33,7 @@ from lowbitcli.containers.container import (
     Stored,
 )
 from lowbitcli.containers.grouping import orphans, weight_from
+from lowbitcli.containers.inputs import Static
 from lowbitcli.containers.layouts import (
     IDENTITY,
     SPREAD,
@@ -94,6 +95,8 @@ ONE_SCALE = {  # of int8_tensorwise, for the whole matrix
 LOW_FIRST = {**BINDINGS["nvfp4"], DATA: Stored(".weight", "U8", padded(16, 8))}
 UNPADDED = ("fp8_tensor", "fp8_tensor_e5m2", "int8_channel")
 PART_SUFFIXES = (".weight_scale", ".weight_scale_2", ".scale_weight")
+
+INPUTS = {"fp8_tensor": Static(".input_scale", ()), "nvfp4": Static(".input_scale", ())}
 
 
 def detect(listing: Listing) -> bool:
@@ -167,7 +170,7 @@ def _of_shapes(weights: Mapping[str, QuantizedWeight], listing: Listing) -> tupl
         if weight.scheme.name in UNPADDED:
             continue
         stem = weight.name.removesuffix(".weight")
-        told = json.loads(listing.markers.get(stem + MARK, b"{}")).get("orig_shape")
+        told = _mark(stem + MARK, listing.markers.get(stem + MARK, b"{}")).get("orig_shape")
         untold += told is None and f"{stem}.bias" not in listing.tensors
     if not untold:
         return ()
@@ -211,11 +214,15 @@ def _marked(listing: Listing, findings: list[Finding]) -> dict[str, Mapping[str,
         if name not in listing.markers or listing.tensors[name].dtype != "U8":
             findings.append(Finding("mismatch", name, "a mark is U8 and small; this is not"))
             continue
-        said = _object(name, listing.markers[name].decode("utf-8", "replace"))
+        said = _mark(name, listing.markers[name])
         if stem in marked and marked[stem].get("format") != said.get("format"):
             findings.append(Finding("mismatch", name, f"{METADATA} names another format"))
         marked[stem] = {**marked.get(stem, {}), **said}
     return marked
+
+
+def _mark(where: str, raw: bytes) -> dict[str, Any]:
+    return _object(where, raw.decode("utf-8", "replace"))
 
 
 def _object(where: str, text: str) -> dict[str, Any]:
@@ -302,7 +309,11 @@ COMFYUI = Container(
     examine=examine,
     declare=declare,
     # ComfyUI decides by itself whether it quantizes what goes in
-    activations=dict.fromkeys(BINDINGS, ("none", "dynamic")),
+    activations={
+        scheme: ("none", "dynamic", *(("static",) if scheme in INPUTS else ()))
+        for scheme in BINDINGS
+    },
+    static=INPUTS,
     fuses=False,
     pads=True,
     unwritten=frozenset({"int8_channel"}),

@@ -33,6 +33,7 @@ from lowbitcli.containers.container import (
     Stored,
 )
 from lowbitcli.containers.grouping import orphans, weight_from
+from lowbitcli.containers.inputs import Cache, Static
 from lowbitcli.containers.layouts import IDENTITY, RECIPROCAL1, VECTOR1
 from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE, Shape
 
@@ -222,15 +223,20 @@ COMPRESSED_TENSORS = Container(
     examine=examine,
     declare=declare,
     activations={
-        "fp8_tensor": ("dynamic", "none"),
+        "fp8_tensor": ("dynamic", "none", "static"),
         "fp8_channel": ("dynamic", "none"),
         "fp8_block128": ("dynamic", "none"),
         "int8_channel": ("dynamic", "none"),
         "mxfp8": ("dynamic", "none"),
         "mxfp4": ("none", "dynamic"),
-        "nvfp4": ("none",),
+        "nvfp4": ("none", "static"),
         "int4_g128": ("none",),
     },
     needs_config=True,
     stacks="split",
+    static={
+        "fp8_tensor": Static(".input_scale", (1,)),
+        "nvfp4": Static(".input_global_scale", (1,), reciprocal=True),
+    },
+    cache=Cache(".k_scale", ".v_scale", (1,)),
 )

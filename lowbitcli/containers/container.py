@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from lowbitcli.containers.inputs import Cache, Static
 from lowbitcli.containers.layouts import Layout
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import Shape, TensorSpec
@@ -107,7 +108,8 @@ class Examination:
 class Declaration:
     """One weight as the writer of a checkpoint declares it: what it is called, its scheme
     (None: kept) and options. `rule` is "" where scales are as the source has them, `scales` is the
-    dtype that they are stored in."""
+    dtype that they are stored in. `cache` is whether the keys or values that it makes have a
+    scale."""
 
     name: str
     scheme: Scheme | None
@@ -117,6 +119,7 @@ class Declaration:
     rule: str = "amax"
     plain: Layout | None = None
     scales: str = ""
+    cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,8 @@ class Container:
     serve some weights as one matrix (q/k/v), so that these share a scale. pads: its readers know
     weights that are padded to whole blocks of columns. stacks: does it hold
     experts that are stacked in one tensor, and perhaps nothing else, or are stacks to be split into
-    single experts?
+    single experts? static: scheme name -> where the scale of static activations is stored; cache:
+    where those of keys and values are.
     """
 
     name: str
@@ -165,6 +169,8 @@ class Container:
     fuses: bool = True
     pads: bool = False
     stacks: Literal["no", "also", "only", "split"] = "no"
+    static: Mapping[str, Static] = field(default_factory=dict)
+    cache: Cache | None = None
 
     @cached_property
     def writes(self) -> tuple[str, ...]:

@@ -70,6 +70,13 @@ GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "int4_g128": ("pack-quantized", {**_INT4, "strategy": "group", "group_size": 128}, None),
 }
 
+# scheme -> input_activations where their scale is stored
+STATIC: dict[str, dict[str, Any]] = {
+    "fp8_tensor": {**_FLOAT8, "strategy": "tensor"},
+    "nvfp4": {**GROUPS["nvfp4"][1], "dynamic": "local"},
+}
+CACHE = {**_FLOAT8, "strategy": "tensor"}
+
 
 def of(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the quantization part of a config.json, empty where there is none.
@@ -290,18 +297,20 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
         ((item.name, item.shape) for item in declarations if item.scheme is None),
         (module for modules in kinds.values() for module in modules),
         singly=True,
+        model=str(config.get("model_type")),
     )
     formats = {GROUPS[scheme][0] for scheme, _ in kinds}
     groups = {}
     for number, ((scheme, activations), modules) in enumerate(sorted(kinds.items())):
         form, weights, dynamic = GROUPS[scheme]
+        inputs = {"dynamic": dynamic, "static": STATIC.get(scheme)}.get(activations)
         groups[f"group_{number}"] = {
             "format": form,
             "targets": ["Linear"]
             if len(kinds) == 1
             else [_entry(module) for module in sorted(modules)],
             "weights": dict(weights),
-            "input_activations": dict(dynamic) if dynamic and activations == "dynamic" else None,
+            "input_activations": dict(inputs) if inputs else None,
             "output_activations": None,
         }
     quantized = {module for modules in kinds.values() for module in modules}
@@ -313,7 +322,7 @@ def write(declarations: Sequence[Declaration], config: Mapping[str, Any]) -> dic
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "config_groups": groups,
         "ignore": [_entry(module) for module in sorted(ignore - quantized)],
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": dict(CACHE) if any(item.cache for item in declarations) else None,
         "global_compression_ratio": None,
         "transform_config": {},
         "sparsity_config": {},

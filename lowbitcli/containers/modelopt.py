@@ -9,8 +9,8 @@
 | mxfp8 | `.weight` F8_E4M3 | `.weight_scale` U8 [o, i/32] | |
 | mxfp4 | `.weight` U8 [o, i/2] | `.weight_scale` U8 [o, i/32] | |
 
-Everything multiplies. FP8 with one scale needs the scale of its inputs, and no reader has MXFP4
-without activations: these two are read and not written.
+Everything multiplies. FP8 with one scale needs the scale of its inputs, `.input_scale`, and is
+written with it only; no reader has MXFP4 without activations: it is read and not written.
 Source: ModelOpt 0.47, `torch/quantization/qtensor/`, `torch/export/`, and its exports.
 """
 
@@ -29,6 +29,7 @@ from lowbitcli.containers.container import (
     Stored,
 )
 from lowbitcli.containers.grouping import orphans, weight_from
+from lowbitcli.containers.inputs import Cache, Static
 from lowbitcli.containers.layouts import BLOCKS4D, COLUMN, IDENTITY, padded
 from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE
 
@@ -130,7 +131,7 @@ def declare(declarations: Sequence[Declaration], config: Mapping[str, Any] | Non
             "vLLM 0.33 has no experts in fp8_channel of this container: for it choose "
             "fp8_block128, mxfp8 or nvfp4, or write --container compressed-tensors"
         )
-    unread = {d.scheme.name for d in declarations if d.scheme is not None} - {"nvfp4"}
+    unread = {d.scheme.name for d in declarations if d.scheme is not None} - {"nvfp4", "fp8_tensor"}
     if unread:
         notes.append(
             f"SGLang 0.5.23 does not load {', '.join(sorted(unread))} of this container, in a "
@@ -152,12 +153,15 @@ MODELOPT = Container(
     examine=examine,
     declare=declare,
     activations={
+        "fp8_tensor": ("static",),
         "fp8_channel": ("dynamic",),
         "fp8_block128": ("none", "dynamic"),
         "mxfp8": ("dynamic",),
-        "nvfp4": ("none",),
+        "nvfp4": ("none", "static"),
     },
     needs_config=True,
     stacks="split",
-    unwritten=frozenset({"fp8_tensor", "mxfp4"}),
+    static={"fp8_tensor": Static(".input_scale", ()), "nvfp4": Static(".input_scale", ())},
+    cache=Cache(".k_proj.k_scale", ".v_proj.v_scale", ()),
+    unwritten=frozenset({"mxfp4"}),
 )

@@ -36,15 +36,22 @@ ALGORITHMS = {
     "MXFP4": "mxfp4",
     "W4A8_MXFP4_FP8": "mxfp4",
 }
-# scheme -> (algorithm that is written, size of a block where readers want it)
+# scheme, also with static activations -> (algorithm that is written, size of a block where readers
+# want it)
 WRITTEN: dict[str, tuple[str, int | None]] = {
     "fp8_channel": ("FP8_PER_CHANNEL_PER_TOKEN", None),
     "fp8_block128": ("fp8_pb_wo", None),
     "nvfp4": ("W4A16_NVFP4", 16),
     "mxfp8": ("MXFP8", 32),
+    "fp8_tensor static": ("FP8", None),
+    "nvfp4 static": ("NVFP4", 16),
 }
+_FP8: dict[str, Any] = {"dynamic": False, "num_bits": 8, "type": "float"}
+_NVFP4: dict[str, Any] = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
 GROUPS: dict[str, dict[str, Any]] = {
-    "nvfp4": {"weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}}
+    "nvfp4": {"weights": _NVFP4},
+    "nvfp4 static": {"weights": _NVFP4, "input_activations": _NVFP4},
+    "fp8_tensor static": {"weights": _FP8, "input_activations": _FP8},
 }
 
 
@@ -150,6 +157,7 @@ def write(
     said = {k: v for k, v in config.items() if k not in QUANTIZATION_KEYS}
     layers = {
         item.name.removesuffix(".weight"): item.scheme.name
+        + (" static" if item.activations == "static" else "")
         for item in declarations
         if item.scheme is not None
     }
@@ -160,6 +168,9 @@ def write(
         flat, nested = _mixed(layers)
     else:
         flat, nested = _uniform(next(iter(layers.values())), excluded)
+    if any(item.cache for item in declarations):
+        flat["kv_cache_scheme"] = dict(_FP8)
+        nested["kv_cache_quant_algo"] = "FP8"
     said["quantization_config"] = {"quant_method": "modelopt", **flat, "producer": PRODUCER}
     return said, {"producer": PRODUCER, "quantization": nested}
 

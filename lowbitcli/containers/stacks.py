@@ -38,13 +38,24 @@ WHOLE = re.compile(
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj")}
 BIASES = ("_bias", ".bias")
 
+# Models whose single experts are called w1 (gate), w3 (up) and w2 (down), in their releases and by
+# programs that serve them: transformers 5.24 `conversion_mapping.py`, vLLM 0.33 and SGLang 0.5.23
+# `models/*.py`. Those of all others of MODELS are called as their stacks.
+_LETTERS = """
+kimi_linear lfm2_moe minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text mixtral phimoe
+"""
+LETTERS = frozenset(_LETTERS.split())
+_LETTER_OF = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_NAME_OF = {letter: name for name, letter in _LETTER_OF.items()}
+
 # Models whose class of experts multiplies gate_up_proj `[E, 2I, H]`, and takes two halves of it.
 _OUT_IN_HALVES = """
 afmoe axk1 axk2 bailing_hybrid cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 diffusion_gemma
 diffusion_gemma_text dots1 ernie4_5_moe exaone_moe flex_olmo gemma4 gemma4_text glm4_moe
 glm4_moe_lite glm4v_moe glm4v_moe_text glm_moe_dsa granitemoe granitemoe_swa granitemoehybrid
-granitemoeshared hunyuan_v1_moe hy_v3 jamba jetmoe laguna mellum mimo_v2_flash mistral4 muse_spark
-muse_spark_text olmoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe
+granitemoeshared hunyuan_v1_moe hy_v3 jamba jetmoe kimi_linear laguna lfm2_moe mellum mimo_v2_flash
+minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text mistral4 mixtral muse_spark muse_spark_text
+olmoe phimoe qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next qwen3_omni_moe
 qwen3_omni_moe_text qwen3_omni_moe_thinker solar_open step3p7 zaya
 """
 
@@ -105,6 +116,21 @@ class Expert(NamedTuple):
     view: View
 
 
+def called_as(model: str) -> str:
+    """Return what members of single experts of a model are called: `letters` (w1), `names`
+    (gate_proj), or "" of a model that is not known."""
+    if model in LETTERS:
+        return "letters"
+    return "names" if model in MODELS else ""
+
+
+def members_of(module: str, called: str) -> tuple[str, ...]:
+    """Return what the members of a stack `module` are called in single experts."""
+    names = FUSED.get(module, (module,))
+    table = {"letters": _LETTER_OF, "names": _NAME_OF}.get(called, {})
+    return tuple(table.get(name, name) for name in names)
+
+
 def is_stack(name: str, dimensions: int) -> bool:
     """Does a name say that a tensor is a stack of experts?"""
     if dimensions != 3:
@@ -136,15 +162,15 @@ def fits(name: str, shape: Shape, said: Stacking, config: Mapping[str, Any]) -> 
     return shape[1 if (out is not None) == rows_first else 2] == hidden
 
 
-def experts_of(name: str, shape: Shape, rows: str) -> tuple[Expert, ...]:
-    """Return the experts of a stack of weights `[E, out, in]` as readers call them one by one,
-    those of gate and up apart; none where no reader takes them so, or where nothing says which
-    `rows` are whose."""
+def experts_of(name: str, shape: Shape, rows: str, called: str = "") -> tuple[Expert, ...]:
+    """Return the experts of a stack of weights `[E, out, in]` as readers call them one by one (see
+    `called_as`), those of gate and up apart; none where no reader takes them so, or where nothing
+    says which `rows` are whose."""
     found = EXPERTS.fullmatch(name.removesuffix(".weight"))
     if found is None or not shape:
         return ()
     before, module = found.groups()
-    members = FUSED.get(module, (module,))
+    members = members_of(module, called)
     if shape[1] % len(members) or (len(members) > 1 and rows not in ROWS):
         return ()
     count = shape[1] // len(members)
@@ -157,11 +183,15 @@ def experts_of(name: str, shape: Shape, rows: str) -> tuple[Expert, ...]:
 
 
 def modules_kept(
-    kept: Iterable[tuple[str, Shape]], quantized: Iterable[str], *, singly: bool = False
+    kept: Iterable[tuple[str, Shape]],
+    quantized: Iterable[str],
+    *,
+    singly: bool = False,
+    model: str = "",
 ) -> set[str]:
     """Return what readers call the experts of kept stacks: the module that has them, where none of
-    it is quantized, and with `singly` the modules of the first expert, by which vLLM's
-    compressed-tensors decides for all."""
+    it is quantized, and with `singly` the modules of the first expert of this `model`, by which
+    vLLM's compressed-tensors decides for all."""
     found: set[str] = set()
     busy: set[str] | None = None
     for name, shape in kept:
@@ -174,7 +204,7 @@ def modules_kept(
         if before and before not in busy:
             found.add(f"{before}.experts")
         if singly:
-            members = FUSED.get(stem.rpartition(".")[2], (stem.rpartition(".")[2],))
+            members = members_of(stem.rpartition(".")[2], called_as(model))
             found.update(f"{before}.experts.0.{member}" for member in members if before)
     return found
 

@@ -11,10 +11,11 @@ from lowbitcli.containers.stacks import ROWS, experts_of, is_stack
 from lowbitcli.errors import RecipeError, UnsupportedError
 from lowbitcli.plan.amaxes import Amaxes
 from lowbitcli.plan.importance import Importance
+from lowbitcli.plan.offers import activations_of, check_options
 from lowbitcli.plan.pad import can_pad
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.plan.split import experts
-from lowbitcli.recipe import Decision, Matcher, Recipe, Rule
+from lowbitcli.recipe import Decision, Matcher, Recipe
 from lowbitcli.schemes import BY_NAME, Scheme
 from lowbitcli.tensors import FLOATING, FP8, Shape, safe
 
@@ -139,8 +140,9 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         conditions.pad and can_pad(weight, scheme, conditions.container)
     ):
         return _refused(weight, decision, problem.message, conditions.strict, problem.hint)
-    activations = _activations(scheme, rule, conditions)
-    _check_options(scheme, rule, decision, conditions, activations)
+    container = None if conditions.fake else conditions.container
+    activations = activations_of(scheme, rule, container, conditions.amaxes)
+    check_options(scheme, rule, decision.where, container, activations, conditions.amaxes)
     return _chosen(scheme.name, rule.scale, activations, rule.activation_scale)
 
 
@@ -148,15 +150,6 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
 def _chosen(scheme: str, scale: str, activations: str, constant: float | None) -> Choice:
     """Return the one choice of these words: a model has few different ones."""
     return Choice(BY_NAME[scheme], scale, activations, input_scale=constant)
-
-
-def _activations(scheme: Scheme, rule: Rule, conditions: Conditions) -> str:
-    """Return what a rule makes of activations: static where their amaxes are there, and it does
-    not say otherwise."""
-    measured = conditions.amaxes is not None and bool(conditions.amaxes.inputs)
-    if measured and not rule.said and scheme.name in conditions.container.static:
-        return "static"
-    return rule.activations
 
 
 def splits(weight: SourceWeight, container: Container) -> bool:
@@ -248,39 +241,6 @@ def _refused(
         raise UnsupportedError(f"{safe(weight.name)}: {reason}", hint=hint)
     kept = reason if decision.rule is not None or not decision.reason else decision.reason
     return _as_it_is(weight, kept)
-
-
-def _check_options(
-    scheme: Scheme, rule: Rule, decision: Decision, conditions: Conditions, activations: str
-) -> None:
-    container = conditions.container
-    if scheme.name not in container.writes and not conditions.fake:
-        raise RecipeError(
-            f"the container {container.name} has no {scheme.name}",
-            where=decision.where,
-            hint=f"it has: {', '.join(container.writes) or 'no quantized weights at all'}",
-        )
-    if rule.scale not in scheme.rules:
-        raise RecipeError(
-            f"{scheme.name} has no scale rule {rule.scale!r}",
-            where=decision.where,
-            hint=f"it has: {', '.join(scheme.rules)}",
-        )
-    offered = container.activations.get(scheme.name, ("none",))
-    if conditions.fake:
-        return
-    if activations not in offered:
-        raise RecipeError(
-            f"{scheme.name} in {container.name} cannot have activations {activations!r}",
-            where=decision.where,
-            hint=f"it can have: {', '.join(offered)}",
-        )
-    if activations == "static" and conditions.amaxes is None and rule.activation_scale is None:
-        raise RecipeError(
-            "activations: static needs the scales of activations, and none are given",
-            where=decision.where or rule.where,
-            hint="--activation-scales FILE, or a constant in the rule, as in activation_scale: 1.0",
-        )
 
 
 def _keep_whole_groups(

@@ -10,10 +10,19 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from lowbitcli.containers import CONTAINERS
+from lowbitcli.containers.inputs import LARGEST
 from lowbitcli.containers.stacks import WORDS
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.consumer import Consumer, consumers
@@ -23,10 +32,11 @@ from lowbitcli.recipe.fuse import group, missing
 from lowbitcli.recipe.layout import Layouts, Lie, lies
 from lowbitcli.recipe.limits import Threshold
 from lowbitcli.recipe.patterns import Patterns
-from lowbitcli.schemes import BY_NAME, SCHEMES
+from lowbitcli.schemes import BY_NAME, SCHEMES, Scheme
 
 AUTO = "auto"
 ACTIVATIONS = ("none", "dynamic", "static")
+Constant = Annotated[StrictFloat, Field(gt=0, lt=3e38)]  # fp32 holds it
 
 
 def _known(word: Any, known: tuple[str, ...], what: str) -> Any:
@@ -58,7 +68,9 @@ class Rule(BaseModel):
     keep: StrictBool = False
     scale: str = ""
     activations: Literal["none", "dynamic", "static"] = "none"
+    activation_scale: Constant | None = None
     exclude: Patterns = ()
+    said: SkipJsonSchema[bool] = Field(False, exclude=True)  # what activations are
     where: SkipJsonSchema[str] = Field("", exclude=True)
 
     @model_validator(mode="before")
@@ -69,6 +81,7 @@ class Rule(BaseModel):
         data = _without_synonyms(value, {"ignore": "exclude"})
         _refuse_unknown(value, cls)
         scheme, keep = data.get("scheme"), data.get("keep") is True
+        said = data.get("activations") is not None
         if (scheme is None) != keep:
             message = (
                 "a rule has a scheme or keep: true, not both"
@@ -80,14 +93,31 @@ class Rule(BaseModel):
             chosen = BY_NAME[_scheme_name(scheme)]
             data["scale"] = data.get("scale") or chosen.rules[0]
             _known(data["scale"], chosen.rules, f"scale rule of {chosen.name}")
+            if data.get("activations") is None and data.get("activation_scale") is not None:
+                data["activations"] = "static"
             if data.get("activations") is None:
                 weights_only = chosen.element.bits < 8 or scheme.upper().endswith("A16")
                 data["activations"] = "none" if weights_only else "dynamic"
             _known(data["activations"], ACTIVATIONS, "activations option")
-        elif data.keys() & {"scale", "activations"}:
+            _check_static(data, chosen)
+        elif data.keys() & {"scale", "activations", "activation_scale"}:
             message = "a rule that keeps has no scale and no activations"
             raise RecipeError(message, where=place_of(value))
-        return {**data, "where": place_of(value)}
+        return {**data, "said": said, "where": place_of(value)}
+
+
+def _check_static(data: dict[str, Any], chosen: Scheme) -> None:
+    """Raise RecipeError where activations cannot be static, or a constant is no use."""
+    static = data["activations"] == "static"
+    if data.get("activation_scale") is not None and not static:
+        message = f"an activation_scale is for activations: static, not {data['activations']}"
+        raise RecipeError(message, where=place(data, ["activations"]))
+    if static and chosen.name not in LARGEST:
+        raise RecipeError(
+            f"{chosen.name} has no static activations",
+            where=place_of(data.get("activations") or data["scheme"]),
+            hint=f"they are for {' and '.join(LARGEST)}",
+        )
 
 
 class Recipe(BaseModel):
@@ -105,6 +135,7 @@ class Recipe(BaseModel):
     fuse: tuple[FuseGroup, ...] = ()
     layout: Annotated[tuple[Lie, ...], BeforeValidator(lies)] = ()
     thresholds: tuple[Threshold, ...] = ()
+    kv_scale: Constant | None = None
     nonfinite: Literal["error", "keep"] = "error"
 
     @model_validator(mode="before")
@@ -137,6 +168,10 @@ class Recipe(BaseModel):
         data = self.model_dump(mode="json", exclude=_NOT_WRITTEN)
         if not self.layout:
             data.pop("layout")
+        for some in (data, *data["rules"]):  # what is not there decides nothing
+            for key in ("kv_scale", "activation_scale"):
+                if some.get(key) is None:
+                    some.pop(key, None)
         data["kinds"] = [kind.model_dump(mode="json") for kind in self.kinds]
         data["fused"] = [one.model_dump(mode="json") for one in load_defaults().fuse]
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -222,7 +257,7 @@ def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[s
 
 
 _SYNONYMS = {"Rule": ("ignore",), "Recipe": ("ignore", "exclude", "quantize", "extends")}
-_OURS = ("where", "name")
+_OURS = ("where", "name", "said")
 _NOT_WRITTEN = {
     "name",
     "description",

@@ -109,11 +109,17 @@ def test_a_mixed_recipe_names_every_layer(tmp_path):
     assert not (back.output / "hf_quant_config.json").exists()
 
 
-@pytest.mark.parametrize("scheme", ["fp8_tensor", "mxfp4", "int8_channel"])
+@pytest.mark.parametrize("scheme", ["mxfp4", "int8_channel"])
 def test_modelopt_is_not_given_what_its_readers_cannot_take(tmp_path, scheme):
     with pytest.raises(RecipeError, match=f"modelopt has no {scheme}") as caught:
         written(tmp_path, scheme, "modelopt")
-    assert caught.value.hint == "it has: fp8_channel, fp8_block128, nvfp4, mxfp8"
+    assert caught.value.hint == "it has: fp8_tensor, fp8_channel, fp8_block128, nvfp4, mxfp8"
+
+
+def test_modelopt_is_given_fp8_with_one_scale_only_with_scales_of_activations(tmp_path):
+    with pytest.raises(RecipeError, match="cannot have activations 'dynamic'") as caught:
+        written(tmp_path, "fp8_tensor", "modelopt")
+    assert caught.value.hint == "it can have: static, with --activation-scales FILE"
 
 
 def test_a_static_fp8_of_modelopt_is_not_written_again_without_its_input_scales(tmp_path):
@@ -121,7 +127,7 @@ def test_a_static_fp8_of_modelopt_is_not_written_again_without_its_input_scales(
     recipe = tmp_path / "keep.yaml"
     recipe.write_text('rules: [{match: "*", keep: true}]\n')
     golden = Path(__file__).parents[1] / "golden" / "modelopt" / "fp8"
-    with pytest.raises(UnsupportedError, match="modelopt has no fp8_tensor"):
+    with pytest.raises(UnsupportedError, match="has no fp8_tensor without scales of activations"):
         quantize(golden, tmp_path / "out", Request(container="modelopt", recipe=recipe))
 
 
