@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 from lowbitcli.console import duration, size
 from lowbitcli.plan import need
+from lowbitcli.plan.activations import of_readers
 from lowbitcli.plan.inspection import Inspection, nibble_of
 from lowbitcli.plan.nouns import Plan, Weight
 from lowbitcli.recipe import Matcher, Recipe
@@ -58,6 +59,8 @@ def plan_lines(plan: Plan, *, everything: bool = False) -> list[str]:
     table: list[Sequence[str]] = [("scheme", "tensors", "size")]
     table += [(name, f"{n:,}", size(total)) for name, (n, total) in plan.counts.items()]
     lines += columns(table, right=(1, 2))
+    if inputs := of_readers(plan):
+        lines += ["", *columns([("scheme", "activations"), *inputs])]
     reasons = Counter(weight.kept for weight in plan.weights if weight.kept)
     if reasons:
         table = [("kept because", "tensors")]
@@ -129,6 +132,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             name: {"tensors": number, "bytes": total}
             for name, (number, total) in plan.counts.items()
         },
+        "activations": dict(of_readers(plan)),
         "notes": list(plan.notes),
         "files": [{"name": file.name, "bytes": file.size} for file in plan.files],
         "tensors": [_weight_document(weight) for weight in plan.weights],
@@ -143,8 +147,7 @@ def recipe_lines(recipe: Recipe, plan: Plan, *, everything: bool = False) -> lis
     for weight in plan.weights:
         rule = None if weight.kept in labels else matcher.decide(weight.name).rule
         number = "" if rule is None else f"rule {recipe.rules.index(rule) + 1}"
-        after = weight.target.name if weight.target else "kept"
-        rows.append((weight.name, number, after, weight.kept))
+        rows.append((weight.name, number, getattr(weight.target, "name", "kept"), weight.kept))
     shown, more = first(rows, everything)
     return [*columns([("tensor", "taken by", "becomes", ""), *shown]), *more]
 

@@ -14,15 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from lowbitcli.containers import Container
+from lowbitcli.containers import container as container_of
 from lowbitcli.containers.inputs import LARGEST, LARGEST_CACHED, rounded
 from lowbitcli.errors import CheckpointError, RecipeError, UsageError
 from lowbitcli.plan.amaxes import Amaxes, listed
 from lowbitcli.plan.choose import Conditions
-from lowbitcli.plan.nouns import Weight
+from lowbitcli.plan.nouns import Plan, Weight
 from lowbitcli.recipe import Recipe
 from lowbitcli.recipe.document import did_you_mean
 from lowbitcli.tensors import safe
 
+# What readers scale by one number that they find as activations come, where it is no token.
+OF_WHAT = {"fp8_block128": "128 at a time", "mxfp8": "32 at a time", "mxfp4": "32 at a time"}
 APART = ("towers", "companions", "mtp")  # kept kinds whose attention has no cache of ours
 
 
@@ -208,3 +211,28 @@ def _with(
         both = container.cache.stored(attention, caches[attention])
         beside.append(both[part == "v_proj"])
     return replace(weight, beside=tuple(beside)) if beside else weight
+
+
+def of_readers(plan: Plan) -> list[tuple[str, str]]:
+    """Return scheme -> what readers will make of activations, of the schemes that are written."""
+    kinds = {
+        (weight.target.name, weight.activations)
+        for weight in plan.quantized
+        if weight.target is not None and not weight.kept and not weight.fake
+    }
+    return [(scheme, _words(scheme, how, plan)) for scheme, how in sorted(kinds)]
+
+
+def _words(scheme: str, how: str, plan: Plan) -> str:
+    if how == "static":
+        return "static: scaled by numbers that are stored"
+    if plan.container == "lowbit":
+        return "left to who reads it"
+    told = f"dynamic: scaled by readers, {OF_WHAT.get(scheme, 'token by token')}"
+    if how == "none":
+        told = "none: readers multiply in 16 bits"
+    if plan.container == "comfyui":
+        told = "ComfyUI decides"
+    if scheme in container_of(plan.container).static:
+        told += "; static with --activation-scales"
+    return told
