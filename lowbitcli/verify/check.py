@@ -17,9 +17,9 @@ from lowbitcli.plan.components import examine
 from lowbitcli.plan.pad import widened_like
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
-from lowbitcli.schemes import BY_NAME
 from lowbitcli.verify import compare, nearness, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of, raw_fp8_of
+from lowbitcli.verify.inputs import inputs
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.limits import Demands, limited
 from lowbitcli.verify.lint import linted
@@ -144,6 +144,7 @@ class _Run:
         self.steps += [
             scales.shared(self.target, self.ours),
             scales.scales(self.target, self.looked, self.device, self._tell),
+            *inputs(self.target, self.ours),
             plausible(self.target, self.looked, self.device, self._tell),
             scales.nan_codes(self.target, self.looked, self.device, self._tell),
             structure.hashes(self.target, self.manifest, self._tell, self._names),
@@ -278,6 +279,9 @@ class _Run:
             bits_per_weight=_bits(self.ours),
             schemes=structure.schemes(self.ours),
         )
+        # Of the weights' own schemes: some of those that are read are in no list.
+        schemes = {w.scheme for w in self.ours.weights.values() if w.scheme is not None}
+        elements = {scheme.name: scheme.element for scheme in schemes}
         said = None
         if self.manifest is not None:
             said = {
@@ -301,7 +305,7 @@ class _Run:
             manifest=said,
             environment=_environment(self.device),
             errors={
-                name: Histogram(half_gap(BY_NAME[name].element), spread.counts)
+                name: Histogram(half_gap(elements[name]), spread.counts)
                 for name, spread in sorted(self.spreads.items())
             },
         )
