@@ -53,7 +53,7 @@ test: $(INSTALLED)
 test-consumers: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) \
 		-r tests/consumers/requirements.txt
-	$(BIN)/python -m pytest tests/consumers $(ARGS)
+	$(BIN)/python -m pytest tests/consumers tests/onnx_export $(ARGS)
 
 faults: $(INSTALLED)
 	FAULTS=all $(BIN)/python -m pytest -s tests/faults tests/attacks $(ARGS)

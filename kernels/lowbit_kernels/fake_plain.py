@@ -242,7 +242,7 @@ def static_fp4_scales(
     scale = _over(amax.detach().float(), 6.0)
     if not quantize_block_scales:
         return scale
-    top = amax.float().amax() if global_amax is None else global_amax.float()
+    top = amax.float().max() if global_amax is None else global_amax.float()
     return scaled_e4m3_impl(scale, _over(top * (448.0 / fp8_max_for_normalization), 6.0))
 
 
