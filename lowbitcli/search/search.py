@@ -56,6 +56,8 @@ def choose(
     if output is not None:
         check_path(Path(output), force=force)
     some = candidates(wanted.schemes or USUAL)
+    if all(one.keeps for one in some):
+        raise UsageError("nothing but keep to choose from", hint=f"--schemes {USUAL}")
     with Checkpoint.open(source) as checkpoint:
         known = paper(checkpoint, some, wanted.container)
         measured = _measured(checkpoint, known, some, allowed or Allowed(), progress)
@@ -81,8 +83,6 @@ def _measured(
     progress: Progress | None,
 ) -> Measured:
     quantizing = [one.name for one in some if not one.keeps]
-    if not quantizing:
-        raise UsageError("nothing but keep to choose from", hint=f"--schemes {USUAL}")
     plans = {name: known.plans[name] for name in quantizing}
     jobs = {name: known.jobs(name) for name in quantizing}
     return measure(checkpoint, plans, jobs, allowed, progress)

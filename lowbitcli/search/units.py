@@ -207,9 +207,9 @@ class _Finding:
             roots.setdefault(_root(sets, name), []).append(name)
         found = {}
         for names in roots.values():
-            # The longest key, which is of experts or of what is fused, names the unit.
+            # What ties them together names the unit.
             keys = [name for name in names if name.startswith(_KEY)]
-            label = min(keys, default=min(names).removesuffix(".weight")).removeprefix(_KEY)
+            label = min(keys, default=min(names)).removeprefix(_KEY).removesuffix(".weight")
             found |= {name: label for name in names if not name.startswith(_KEY)}
         return found
 
