@@ -1,6 +1,10 @@
 """The library's front door: plan, inspect, quantize, dequantize and verify, without a terminal.
 
-Everything here takes paths and returns values; nothing prints.
+Everything here takes paths and returns values; nothing prints, and nothing is kept between calls.
+Options are those of the commands: of `plan` and `quantize` in a `Request`, of how the work is
+spread in a `Spread`, all others by name. Sizes are in bytes, errors of the family in
+`lowbitcli.errors`. `progress` is called with bytes done, bytes in all, and the name of what is
+being worked on, from any thread; what it raises stops the run, which then can be resumed.
 """
 
 import contextlib
@@ -88,6 +92,17 @@ class Outcome:
         """Return the weights with the largest relative error, worst first."""
         ranked = sorted(self.errors.items(), key=lambda item: (-item[1].relative, item[0]))
         return ranked[:number]
+
+
+def plan(source: PathLike, output: PathLike | None = None, request: Request | None = None) -> Plan:
+    """Say what `quantize` would do, from headers and recipe alone: nothing is written.
+
+    `request` says how (default: NVFP4); without `output` it is named beside the source.
+
+    Raises:
+        LowbitError: see lowbitcli.errors for what can go wrong, by kind.
+    """
+    return plan_quantize(source, output, request or Request())
 
 
 def quantize(
@@ -323,7 +338,7 @@ __all__ = [
     "finish",
     "inspect",
     "is_finished",
-    "plan_quantize",
+    "plan",
     "quantize",
     "verify",
 ]
