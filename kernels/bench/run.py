@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from roofline import Row, copy_bandwidth, measure
 
-FAMILIES = ("fp8", "mx", "nvfp4", "grouped", "stores", "searches", "errors")
+FAMILIES = ("fp8", "mx", "nvfp4", "kv", "fakes", "grouped", "stores", "searches", "errors")
 SHAPES = ("4096x4096", "14336x4096", "16384x16384", "128x2048x768")
 PACKAGES = ("torch", "triton", "torchao", "comfy-kitchen")
 
