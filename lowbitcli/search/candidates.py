@@ -29,6 +29,11 @@ class Candidate:
     def keeps(self) -> bool:
         return self.rule.keep
 
+    @property
+    def weighs(self) -> bool:
+        """Does it search scales in a way that can weigh columns?"""
+        return not self.keeps and self.rule.scale in scheme(self.rule.scheme or "").weighs
+
 
 def candidates(asked: str) -> tuple[Candidate, ...]:
     """Return the candidates of a list such as `nvfp4,mxfp8,keep`, each once, in order.

@@ -12,18 +12,18 @@ be held in memory, twice.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from lowbit_kernels.error import Sums
+from lowbit_kernels.error import Sums, bands
 from lowbitcli.checkpoint.manifest import digest_of
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import DeviceError
 from lowbitcli.pipeline import compute, lossless, memory
-from lowbitcli.pipeline.arithmetic import device_of
+from lowbitcli.pipeline.arithmetic import device_of, ops_of
 from lowbitcli.pipeline.crew import Crew, Step
 from lowbitcli.pipeline.ledger import Progress
 from lowbitcli.pipeline.read import Rows
@@ -31,16 +31,19 @@ from lowbitcli.pipeline.slices import Slice, slices, unit_rows
 from lowbitcli.pipeline.stop import Stop
 from lowbitcli.pipeline.warm import Warm
 from lowbitcli.pipeline.work import non_finite
+from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.nouns import Job, Plan, Weight
 from lowbitcli.tensors import safe
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was lost, by candidate and weight; a digest of all numbers that were read; seconds of
-    each stage, those of threads added up, and the most memory that was taken."""
+    """What was lost, by candidate and weight; the same with columns weighed, where there is their
+    importance; a digest of all numbers that were read; seconds of each stage, those of threads
+    added up, and the most memory that was taken."""
 
     lost: Mapping[str, Mapping[str, Sums]]
+    weighed: Mapping[str, Mapping[str, Sums]]
     digest: str
     stages: Mapping[str, float]
     peak_rss: int
@@ -63,6 +66,7 @@ class _Room:
     crew: Crew
     elements: int
     warm: Sequence[Warm]
+    importance: Importance | None
 
 
 def measure(
@@ -70,6 +74,7 @@ def measure(
     plans: Mapping[str, Plan],
     jobs: Mapping[str, Sequence[Job]],
     allowed: Allowed,
+    importance: Importance | None = None,
     progress: Progress | None = None,
 ) -> Measured:
     """Measure the jobs of each candidate, which are of its plan.
@@ -94,13 +99,18 @@ def measure(
     limit = memory.gpu_limit(device, allowed.max_gpu_memory)
     with limit, Stop() as stop, Crew(threads, device) as crew:
         warm = [Warm(plan, device) for plan in plans.values()]
-        room = _Room(checkpoint, crew, elements, warm)
+        room = _Room(checkpoint, crew, elements, warm, importance)
         pass_ = _Pass(room, list(_bundles(jobs)), held, progress)
         if not crew.run(pass_.steps(), pass_.retire, lambda: bool(stop)):
             raise stop.error(pass_.done, pass_.total, kept=False)
         gpu = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
         return Measured(
-            pass_.lost, digest_of(pass_.source), dict(crew.clock.seconds), memory.peak(), gpu
+            pass_.lost,
+            pass_.weighed,
+            digest_of(pass_.source),
+            dict(crew.clock.seconds),
+            memory.peak(),
+            gpu,
         )
 
 
@@ -139,6 +149,7 @@ class _Pass:
         progress: Progress | None,
     ) -> None:
         self.lost: dict[str, dict[str, Sums]] = {}
+        self.weighed: dict[str, dict[str, Sums]] = {}
         self.source: dict[str, str] = {}
         self.done = 0
         self._room, self._bundles, self._held, self._progress = room, bundles, held, progress
@@ -169,8 +180,14 @@ class _Pass:
             if bundle.is_held:
                 self._held += bundle.size
             self.source |= bundle.source
-            for candidate, found in bundle.lost().items():
-                self.lost.setdefault(candidate, {}).update(found)
+            for candidate, aims in bundle.aims.items():
+                lost = self.lost.setdefault(candidate, {})
+                weighed = self.weighed.setdefault(candidate, {})
+                for aim in aims:
+                    for weight in aim.job.weights:
+                        lost[weight.name] = _total(weight, aim.lost[weight.name])
+                        if aim.members[weight.name].importance:
+                            weighed[weight.name] = _total(weight, aim.weighed[weight.name])
 
 
 def _within_memory(work: Callable[[], None], name: str) -> None:
@@ -197,6 +214,7 @@ class _Member:
         self.slices = slices(self.weight, room.elements)
         self.rows = Rows(self.weight, room.checkpoint, room.crew.device, room.crew)
         self.held: dict[int, dict[str, Tensor]] = {}
+        self.importance = b"" if room.importance is None else room.importance.of(self.weight)
 
 
 class _Aim:
@@ -213,6 +231,7 @@ class _Aim:
         self.amax: dict[tuple[str, int], Tensor] = {}
         self.shared: dict[tuple[str, int], Tensor | None] = {}
         self.lost: dict[str, dict[int, list[Sums]]] = {w.name: {} for w in job.weights}
+        self.weighed: dict[str, dict[int, list[Sums]]] = {w.name: {} for w in job.weights}
 
     def share(self) -> None:
         """Make the scales of every matrix from the largest magnitudes of its slices."""
@@ -230,13 +249,22 @@ class _Aim:
                 shared = compute.shared_scale(weight, amax, keep=self.keep)
                 self.shared[weight.name, matrix] = shared
 
-    def total(self, weight: Weight) -> Sums:
-        """Return what was lost of a weight, its slices added in order."""
-        found = Sums(weight.numel) if weight.recodes else Sums()
-        for _, some in sorted(self.lost[weight.name].items()):
-            for one in some:
-                found = found.plus(one)
-        return found
+
+def _total(weight: Weight, slices: Mapping[int, list[Sums]]) -> Sums:
+    """Return what was lost of a weight, its slices added in order."""
+    found = Sums(weight.numel) if weight.recodes else Sums()
+    for _, some in sorted(slices.items()):
+        for one in some:
+            found = found.plus(one)
+    return found
+
+
+def _weighed(w: Tensor, v: Tensor, h: Tensor, unit: int) -> list[Sums]:
+    """Return the error sums of each `unit` rows with columns weighed by `h`; as only ratios of it
+    count, the largest weight is 1."""
+    root = (h / h.amax()).sqrt() if bool(h.any()) else torch.ones_like(h)
+    cut = zip((w.float() * root).split(unit), (v * root).split(unit), strict=True)
+    return [one for some, of in cut for one in bands(some, of)]
 
 
 class _Bundle:
@@ -250,9 +278,9 @@ class _Bundle:
                 for weight in job.weights:
                     variants.setdefault(weight.name, {})[candidate] = weight
         self._members = {name: _Member(of, room) for name, of in sorted(variants.items())}
-        self._aims = {c: [_Aim(job, self._members) for job in some] for c, some in jobs.items()}
+        self.aims = {c: [_Aim(job, self._members) for job in some] for c, some in jobs.items()}
         self.size = _bytes(jobs)
-        self._first = [a for aims in self._aims.values() for a in aims if a.is_measured_first]
+        self._first = [a for aims in self.aims.values() for a in aims if a.is_measured_first]
         self.is_held = hold
         self._unmeasured = sum(len(member.slices) for member in self._members.values())
         self._is_measured = False
@@ -269,13 +297,6 @@ class _Bundle:
             for name, member in self._members.items():
                 for some in member.slices:
                     yield partial(work, name, member, some), name
-
-    def lost(self) -> dict[str, dict[str, Sums]]:
-        """Return what was lost, by candidate and weight, once all is done."""
-        return {
-            candidate: {w.name: aim.total(w) for aim in aims for w in aim.job.weights}
-            for candidate, aims in self._aims.items()
-        }
 
     def _measure(self, name: str, member: _Member, some: Slice) -> None:
         parts = member.rows.parts(some)
@@ -309,23 +330,32 @@ class _Bundle:
         self._wait_for_kernels()
         with self._room.crew.clock.stage("compute"):
             w = compute.values_of(member.weight, parts)
-            for aims in self._aims.values():
+            for aims in self.aims.values():
                 for aim in aims:
                     for weight in aim.job.weights:
                         if weight.name == name and not weight.recodes:
-                            aim.lost[name][some.index] = self._lost(aim, weight, some, w, parts)
+                            self._lose(aim, weight, some, w, parts)
 
-    def _lost(
+    def _lose(
         self, aim: _Aim, weight: Weight, some: Slice, w: Tensor, parts: Mapping[str, Tensor]
-    ) -> list[Sums]:
-        """Return what a candidate loses of a slice."""
+    ) -> None:
+        """Note what a candidate loses of a slice."""
         if aim.is_measured_first:
             shared = aim.shared[weight.name, some.matrix]
         else:
             amax = self._amax(aim, weight, w, parts)
             shared = compute.shared_scale(weight, amax, keep=aim.keep)
         source = parts if aim.keep else None
-        return compute.quantize(weight, w, shared, unit_rows(weight), source)[1]
+        unit = unit_rows(weight)
+        out, found = compute.quantize(weight, w, shared, unit, source, some.matrix)
+        aim.lost[weight.name][some.index] = found
+        importance = aim.members[weight.name].importance
+        if importance and weight.target is not None:
+            v = ops_of(weight.target).dequantize(out, torch.float32)
+            (h,) = compute.importance_of(
+                replace(weight, importance=importance), some.matrix, w.device
+            )
+            aim.weighed[weight.name][some.index] = _weighed(w, v, h, unit)
 
     def _amax(self, aim: _Aim, weight: Weight, w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         amax = compute.measure(weight, w)

@@ -4,6 +4,8 @@ error of a matrix   |V - W|^2 / |W|^2, V the values that stand for W; the expert
                     one projection count as one, with the sums of their squares
 error in all        the sum of that over the matrices of all units
 as dB               10 log10(matrices / error), the SQNR of the mean
+with importance h   sum h (V - W)^2 / sum h W^2, h of each element's column: the error of the
+                    matrix's outputs for inputs of these second moments
 bits                8 bytes / elements over the units, scales counted, what is kept in them too
 """
 
@@ -11,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lowbitcli.plan.nouns import PathLike
 from lowbitcli.search.candidates import Candidate
 from lowbitcli.search.knapsack import Solution
 
@@ -63,14 +66,15 @@ def point(scores: Sequence[Score], names: Sequence[str]) -> Point:
 @dataclass(frozen=True)
 class Wanted:
     """What is asked for: bits for each weight or bytes of the safetensors files, or neither, which
-    is the curve alone; the schemes to choose from; the SQNR that each weight must reach; and a
-    container."""
+    is the curve alone; the schemes to choose from; the SQNR that each weight must reach; a
+    container; and a file that says how much columns count."""
 
     bits: float | None = None
     size: int | None = None
     schemes: str = ""
     floor_db: float | None = None
     container: str = "auto"
+    importance: PathLike | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,9 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found. `uniform` is what `--scheme` would do with each candidate, `least` and
-    `most` are the ends of the curve; `bytes_in` is the size of the source, `digest` of the numbers
-    that were measured. Seconds and memory say what it took."""
+    """What a search found. `uniform` is what `--scheme` would do with each candidate; `bytes_in` is
+    the size of the source, `digest` that of the numbers that were measured; `importance` says by
+    what columns are weighed. Seconds and memory say what it took."""
 
     source: str
     container: str
@@ -99,6 +103,7 @@ class Found:
     bytes_in: int
     digest: str
     is_pipeline: bool = False
+    importance: str = ""
     chosen: Chosen | None = None
     seconds: float = 0.0
     stages: Mapping[str, float] | None = None

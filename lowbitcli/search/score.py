@@ -8,6 +8,7 @@ from lowbit_kernels.error import Sums
 from lowbitcli.errors import UnsupportedError
 from lowbitcli.plan.nouns import Weight
 from lowbitcli.search.knapsack import Item, Walk, walk
+from lowbitcli.search.measure import Measured
 from lowbitcli.search.nouns import Choice, Point, Score, point
 from lowbitcli.search.units import Unit
 from lowbitcli.tensors import safe
@@ -16,24 +17,26 @@ POINTS = 49  # of the curve, at most
 _EXPERT = re.compile(r"(?<=\.experts\.)[0-9]+(?=\.)")
 
 
-def scores(
-    units: Sequence[Unit], lost: Mapping[str, Mapping[str, Sums]], floor_db: float | None
-) -> tuple[Score, ...]:
+def scores(units: Sequence[Unit], measured: Measured, floor_db: float | None) -> tuple[Score, ...]:
     """Return what may be chosen for each unit.
 
     Raises:
         UnsupportedError: nothing reaches the floor for one of them.
     """
-    return tuple(_score(unit, lost, -math.inf if floor_db is None else floor_db) for unit in units)
+    floor = -math.inf if floor_db is None else floor_db
+    return tuple(_score(unit, measured, floor) for unit in units)
 
 
-def _score(unit: Unit, lost: Mapping[str, Mapping[str, Sums]], floor_db: float) -> Score:
+def _score(unit: Unit, measured: Measured, floor_db: float) -> Score:
     matrices = max(len(_matrices(weights, {})) for weights in unit.weights.values())
     choices, below = {}, {}
     for name, weights in unit.weights.items():
-        found = lost.get(name, {})
+        found = measured.lost.get(name, {})
         sums = [found.get(weight.name, Sums()) for weight in weights]
-        error = math.fsum(_relative(one) for one in _matrices(weights, found).values())
+        error = math.fsum(
+            _relative(one)
+            for one in _matrices(weights, {**found, **measured.weighed.get(name, {})}).values()
+        )
         least = min((one.sqnr_db for one in sums), default=math.inf)
         choice = Choice(unit.costs[name], error, least)
         (choices if least >= floor_db else below)[name] = choice

@@ -14,6 +14,7 @@ from lowbitcli import recipe as recipes
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import RecipeError, UnsupportedError, UsageError
 from lowbitcli.pipeline.ledger import Progress
+from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.nouns import PathLike, Plan, Weight
 from lowbitcli.search.candidates import KEEP, USUAL, Candidate, candidates
 from lowbitcli.search.knapsack import Solution, solve
@@ -58,10 +59,18 @@ def choose(
     some = candidates(wanted.schemes or USUAL)
     if all(one.keeps for one in some):
         raise UsageError("nothing but keep to choose from", hint=f"--schemes {USUAL}")
+    by = None if wanted.importance is None else Importance.open(wanted.importance)
     with Checkpoint.open(source) as checkpoint:
-        known = paper(checkpoint, some, wanted.container)
-        measured = _measured(checkpoint, known, some, allowed or Allowed(), progress)
+        if by is not None and checkpoint.components:
+            raise UsageError("--importance is for models of tokens, and this is a pipeline")
+        known = paper(checkpoint, some, wanted.container, by)
+        quantizing = [one.name for one in some if not one.keeps]
+        plans = {name: known.plans[name] for name in quantizing}
+        jobs = {name: known.jobs(name) for name in quantizing}
+        measured = measure(checkpoint, plans, jobs, allowed or Allowed(), by, progress)
         found = _found(checkpoint, known, some, wanted, measured)
+        if by is not None:
+            found = replace(found, importance=_of(by, measured))
         if wanted.bits is not None or wanted.size is not None:
             found = replace(found, chosen=_chosen(checkpoint, known, found))
     if output is not None and found.chosen is not None:
@@ -75,17 +84,20 @@ def choose(
     )
 
 
-def _measured(
-    checkpoint: Checkpoint,
-    known: Paper,
-    some: Sequence[Candidate],
-    allowed: Allowed,
-    progress: Progress | None,
-) -> Measured:
-    quantizing = [one.name for one in some if not one.keeps]
-    plans = {name: known.plans[name] for name in quantizing}
-    jobs = {name: known.jobs(name) for name in quantizing}
-    return measure(checkpoint, plans, jobs, allowed, progress)
+def _of(by: Importance, measured: Measured) -> str:
+    """Return by what errors are weighed.
+
+    Raises:
+        UsageError: it has the importance of none of the weights.
+    """
+    weighed = len({name for found in measured.weighed.values() for name in found})
+    every = len({name for found in measured.lost.values() for name in found})
+    if not weighed:
+        raise UsageError(
+            f"{safe(by.name)} has the importance of none of the {every:,} weights",
+            hint="was it measured on this model?",
+        )
+    return f"{by.name} ({by.told}, sha256 {by.digest}), {weighed} of {every} weights"
 
 
 def _found(
@@ -95,7 +107,7 @@ def _found(
     wanted: Wanted,
     measured: Measured,
 ) -> Found:
-    scored = scores(known.units, measured.lost, wanted.floor_db)
+    scored = scores(known.units, measured, wanted.floor_db)
     return Found(
         source=checkpoint.path.resolve().name,
         container=known.container,

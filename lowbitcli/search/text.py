@@ -54,13 +54,15 @@ def _head(found: Found, solution: Solution) -> list[str]:
     gap = "the least there is" if solution.gap == 0 else (
         f"at most {percent(solution.gap)} above the least there is"
     )  # fmt: skip
+    squares = "sum h (V - W)^2 / sum h W^2" if found.importance else "|V - W|^2 / |W|^2"
     lines = [
         f"Made by lowbit {__version__}: lowbit recipe auto {safe(found.source)}",
         "",
         f"budget   {budget}{floor}; schemes {told(found.candidates)}",
         f"reached  {bits:.4f} bits for each of {found.elements} weights, scales counted",
-        f"error    {solution.error:.6g} = sum of |V - W|^2 / |W|^2 over {found.matrices} matrices:"
-        f" {found.db(solution.error):.2f} dB",
+        f"error    {solution.error:.6g} = sum of {squares} over {found.matrices} matrices: "
+        f"{found.db(solution.error):.2f} dB",
+        *([f"weighed  h by {safe(found.importance)}"] if found.importance else []),
         f"gap      {gap}",
         f"numbers  sha256 {found.digest}",
         "",

@@ -69,6 +69,7 @@ def document(found: Found) -> dict[str, Any]:
         "matrices": found.matrices,
         "bytes_in": found.bytes_in,
         "numbers_sha256": found.digest,
+        "importance": found.importance,
         "curve": [_point(found, one) for one in found.curve],
         "uniform": {name: _point(found, one) for name, one in found.uniform.items()},
         "units": [

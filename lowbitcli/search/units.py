@@ -23,6 +23,7 @@ from lowbitcli.errors import RecipeError, UnsupportedError
 from lowbitcli.plan.build import build
 from lowbitcli.plan.choose import Conditions
 from lowbitcli.plan.components import build_pipeline, examine
+from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.nouns import Job, Plan, Weight
 from lowbitcli.plan.prepare import container_of
 from lowbitcli.plan.source import Source
@@ -71,7 +72,12 @@ class Paper:
 
 
 def plan_of(
-    checkpoint: Checkpoint, recipe: Recipe, asked: str, *, split_groups: bool = False
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    asked: str,
+    *,
+    split_groups: bool = False,
+    importance: Importance | None = None,
 ) -> Plan:
     """Plan a recipe for a checkpoint that is open; `asked` is a container's name, or auto.
 
@@ -81,15 +87,22 @@ def plan_of(
     name = asked if asked != "auto" else recipe.container
 
     def conditions_of(one: Checkpoint) -> Conditions:
-        return Conditions(container=container_of(name, one), split_groups=split_groups)
+        of = container_of(name, one)
+        return Conditions(container=of, split_groups=split_groups, importance=importance)
 
     if checkpoint.components:
         return build_pipeline(checkpoint, recipe, conditions_of, None)
     return build(checkpoint, recipe, conditions_of(checkpoint))
 
 
-def paper(checkpoint: Checkpoint, candidates: Sequence[Candidate], asked: str) -> Paper:
-    """Plan every candidate for all weights, and find what is decided together.
+def paper(
+    checkpoint: Checkpoint,
+    candidates: Sequence[Candidate],
+    asked: str,
+    importance: Importance | None = None,
+) -> Paper:
+    """Plan every candidate for all weights, and find what is decided together; where its scales are
+    searched, with the `importance` of columns.
 
     Raises:
         RecipeError: the container cannot hold a candidate.
@@ -98,7 +111,10 @@ def paper(checkpoint: Checkpoint, candidates: Sequence[Candidate], asked: str) -
     """
     keeps = Rule.model_validate({"match": everything(), "keep": True})
     kept = plan_of(checkpoint, Recipe(name="auto", rules=(keeps,)), asked, split_groups=True)
-    plans = {one.name: kept if one.keeps else _plan(checkpoint, one, asked) for one in candidates}
+    plans = {
+        one.name: kept if one.keeps else _plan(checkpoint, one, asked, importance)
+        for one in candidates
+    }
     source = examine(checkpoint)
     finding = _Finding(source, plans, kept, is_pipeline=bool(checkpoint.components))
     units = finding.units()
@@ -119,10 +135,13 @@ def paper(checkpoint: Checkpoint, candidates: Sequence[Candidate], asked: str) -
     )
 
 
-def _plan(checkpoint: Checkpoint, one: Candidate, asked: str) -> Plan:
+def _plan(
+    checkpoint: Checkpoint, one: Candidate, asked: str, importance: Importance | None
+) -> Plan:
+    recipe = Recipe(name="auto", rules=(one.rule,))
+    by = importance if one.weighs else None
     try:
-        recipe = Recipe(name="auto", rules=(one.rule,))
-        return plan_of(checkpoint, recipe, asked, split_groups=True)
+        return plan_of(checkpoint, recipe, asked, split_groups=True, importance=by)
     except RecipeError as error:
         hint = f"leave {one.name} out of --schemes"
         if error.hint:

@@ -12,24 +12,25 @@ from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import NonFiniteError, StoppedError
 from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.arithmetic import ops_of
+from lowbitcli.plan.importance import Importance
 from lowbitcli.schemes import BY_NAME
 from lowbitcli.search import Allowed
 from lowbitcli.search.candidates import candidates
 from lowbitcli.search.measure import measure
 from lowbitcli.search.units import paper
 from tests import experts as stacks
-from tests.checkpoints import read, single, weight
+from tests.checkpoints import read, single, weight, write
 from tests.search import models
 
 SCHEMES = "nvfp4,nvfp4:mse,mxfp8,fp8,fp8_block128,mxfp4"
 
 
-def measured(path, schemes=SCHEMES, progress=None, allowed=None):
+def measured(path, schemes=SCHEMES, progress=None, by=None):
     with Checkpoint.open(path) as checkpoint:
-        known = paper(checkpoint, candidates(schemes), "auto")
+        known = paper(checkpoint, candidates(schemes), "auto", by)
         plans = {name: plan for name, plan in known.plans.items() if plan is not known.kept}
         jobs = {name: known.jobs(name) for name in plans}
-        return measure(checkpoint, plans, jobs, allowed or Allowed("cpu"), progress)
+        return measure(checkpoint, plans, jobs, Allowed("cpu"), by, progress)
 
 
 def quantized(source, target, scheme):
@@ -138,3 +139,48 @@ def test_a_signal_stops_it_between_two_steps(tmp_path):
     with pytest.raises(StoppedError, match="interrupted") as raised:
         measured(source, "mxfp8", progress=interrupt)
     assert raised.value.exit_code == 130
+
+
+def by_columns(path, source, seed=0):
+    """Write an importance file for every matrix of a layer, and read it."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, w in read(source).items():
+        if "layers" in name:
+            h = torch.randint(-9, 9, (w.shape[1],), generator=generator)
+            found[name.removesuffix(".weight")] = h.to(torch.int8)
+    write(path, found, {"lowbit.importance": "1", "tokens": "512", "seed": "0"})
+    return Importance.open(path)
+
+
+def test_with_importance_errors_are_those_of_weighed_columns(tmp_path):
+    source = models.dense(tmp_path / "m", layers=1)
+    by = by_columns(tmp_path / "h.safetensors", source)
+    plain, found = measured(source), measured(source, by=by)
+    assert {scheme: found.lost[scheme] for scheme in ("nvfp4", "mxfp8", "fp8", "mxfp4")} == {
+        scheme: plain.lost[scheme] for scheme in ("nvfp4", "mxfp8", "fp8", "mxfp4")
+    }
+    name = "model.layers.0.mlp.down_proj"
+    w, h = read(source)[f"{name}.weight"].double(), by.tensors[name][1]
+    weights = torch.tensor([2.0 ** (e - 256 if e > 127 else e) for e in h], dtype=torch.float64)
+    for scheme in ("mxfp8", "mxfp4"):
+        ops = ops_of(BY_NAME[scheme])
+        v = ops.dequantize(ops.quantize(w.bfloat16(), None, "amax"), torch.float32).double()
+        due = ((v - w).square() * weights).sum() / (w.square() * weights).sum()
+        one = found.weighed[scheme][f"{name}.weight"]
+        assert one.error / one.signal == pytest.approx(float(due), rel=1e-4)
+        unweighed = plain.lost[scheme][f"{name}.weight"].relative ** 2
+        assert one.error / one.signal != pytest.approx(unweighed, rel=1e-3)
+
+
+def test_with_importance_scales_are_searched_by_it(tmp_path):
+    source = models.dense(tmp_path / "m", layers=1)
+    file = tmp_path / "h.safetensors"
+    found = measured(source, "nvfp4:mse,nvfp4", by=by_columns(file, source))
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("rules: [{match: '*', scheme: nvfp4, scale: mse}]")
+    made = api.quantize(source, tmp_path / "q", api.Request(recipe=recipe, importance=file))
+    assert found.lost["nvfp4:mse"] == made.errors
+    assert found.lost["nvfp4:mse"] != measured(source, "nvfp4:mse").lost["nvfp4:mse"]
+    for name, one in found.weighed["nvfp4:mse"].items():
+        assert one.error < found.weighed["nvfp4"][name].error
