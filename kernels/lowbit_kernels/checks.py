@@ -5,11 +5,20 @@ be read out of bounds or as what they are not, and torch would broadcast some of
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowbit_kernels.amax import FLOATING
+
+
+def check_tensor(x: Any, name: str) -> None:
+    """Raise ValueError unless `x` is a dense tensor."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is a tensor, this is {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ValueError(f"{name} is a dense tensor, this is {x.layout}")
 
 
 def check_codes(data: Tensor, stored: Sequence[torch.dtype], dtype: torch.dtype) -> None:

@@ -30,6 +30,8 @@ from torch import Tensor
 
 from lowbit_kernels import fp8, hadamard, mx, nvfp4, tensor_file
 from lowbit_kernels.amax import FLOATING
+from lowbit_kernels.checks import check_tensor
+from lowbit_kernels.fake_checks import check_values
 
 
 class ScalingMode(enum.Enum):
@@ -50,16 +52,42 @@ Dequantizer = Callable[[Tensor, Tensor | None, torch.dtype, Tensor | None, Signs
 def _tensor(x: Any) -> Tensor:
     """Return `x` as a tensor, of its own memory if it is an array of another library."""
     if isinstance(x, Tensor):
+        check_tensor(x, "each part")
         return x
     if not hasattr(x, "__dlpack__"):
         raise ValueError(f"{type(x).__name__} is no tensor and has no DLPack")
-    return torch.from_dlpack(x)
+    try:
+        return torch.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{type(x).__name__} gives no tensor by DLPack: {error}") from error
+
+
+def _mode(mode: "ScalingMode | str") -> ScalingMode:
+    try:
+        return ScalingMode(mode)
+    except ValueError as error:
+        known = ", ".join(one.value for one in ScalingMode)
+        raise ValueError(f"no scaling mode {mode!r}: there is {known}") from error
+
+
+def _signs(signs: Any) -> Signs:
+    """Return sixteen signs as a tuple; `hadamard` refuses what are none."""
+    if not isinstance(signs, list | tuple):
+        raise ValueError(f"signs are sixteen numbers in a tuple, not {type(signs).__name__}")
+    return tuple(signs)
 
 
 def _only(scale: Tensor | None, name: str) -> Tensor:
     if scale is None:
         raise ValueError(f"this mode needs a {name}")
     return scale
+
+
+def _dtype(name: str) -> torch.dtype:
+    for dtype in FLOATING:
+        if str(dtype) == f"torch.{name}":
+            return dtype
+    raise ValueError(f"values come as float32, bfloat16 or float16, not as {name!r}")
 
 
 def _refuse(mode: str, **given: object) -> None:
@@ -70,7 +98,7 @@ def _refuse(mode: str, **given: object) -> None:
 
 def _rows(x: Tensor) -> Tensor:
     """Return `x [*, C]` as one matrix."""
-    return x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1)
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1]) if x.dim() else x.reshape(1, 1)
 
 
 def _as_it_is(
@@ -137,10 +165,10 @@ def _nvfp4(
     first = dtype if signs is None else torch.float32
     if shared.numel() == 1:
         values = nvfp4.dequantize(_rows(data), _rows(scale), shared.reshape(()), first)
-        values = values.reshape(*data.shape[:-1], -1)
+        values = values.reshape(*data.shape[:-1], 2 * data.shape[-1])
     else:
         values = nvfp4.dequantize(data, scale, shared, first)
-    return values if signs is None else hadamard.rotate_back(values, signs).to(dtype)
+    return values if signs is None else hadamard.rotate_back(values, _signs(signs)).to(dtype)
 
 
 DEQUANTIZERS: Mapping[ScalingMode, Dequantizer] = MappingProxyType(
@@ -159,13 +187,14 @@ def dequantize(
     data: Any,
     scale: Any | None,
     dtype: torch.dtype,
-    mode: ScalingMode,
+    mode: ScalingMode | str,
     global_scale: Any | None = None,
     signs: Signs | None = None,
 ) -> Tensor:
     """Return the values of `data` in `dtype`, by the dequantizer of `mode`.
 
-    `data`, `scale` and `global_scale` are tensors, or arrays with DLPack. `signs` are those that
+    `data`, `scale` and `global_scale` are tensors, or arrays with DLPack; a mode may also be its
+    value, such as `"nvfp4_1d"`. `signs` are those that
     columns were rotated with before quantization (`hadamard.SIGNS`), None if they were not.
     Raises ValueError for parts that do not belong together or that a mode lacks or has not, and for
     another dtype than fp32, bf16, fp16.
@@ -173,7 +202,7 @@ def dequantize(
     if dtype not in FLOATING:
         raise ValueError(f"values come as float32, bfloat16 or float16, not as {dtype}")
     parts = [None if x is None else _tensor(x) for x in (scale, global_scale)]
-    return DEQUANTIZERS[mode](_tensor(data), parts[0], dtype, parts[1], signs)
+    return DEQUANTIZERS[_mode(mode)](_tensor(data), parts[0], dtype, parts[1], signs)
 
 
 @dataclass(frozen=True)
@@ -189,11 +218,16 @@ class QuantizedTensor:
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the values, in `dtype` or in that of the tensor."""
-        wanted = dtype or self.dtype
+        wanted = self.dtype if dtype is None else dtype
         return dequantize(self.data, self.scale, wanted, self.mode, self.global_scale, self.signs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: tensors data, scale, global_scale, the rest as metadata."""
+        """Write a safetensors file: tensors data, scale, global_scale, the rest as metadata.
+
+        Raises ValueError for what a file cannot hold, OSError where it cannot be written.
+        """
+        if self.dtype not in FLOATING:
+            raise ValueError(f"values come as float32, bfloat16 or float16, not as {self.dtype}")
         parts = {"data": self.data, "scale": self.scale, "global_scale": self.global_scale}
         said = {"format": "lowbit.quantized_tensor", "mode": self.mode.value}
         said["dtype"] = str(self.dtype).removeprefix("torch.")
@@ -214,15 +248,15 @@ class QuantizedTensor:
         return cls(
             parts["data"],
             parts.get("scale"),
-            ScalingMode(said.get("mode")),
-            {str(d): d for d in FLOATING}[f"torch.{said.get('dtype')}"],
+            _mode(said.get("mode", "")),
+            _dtype(said.get("dtype", "")),
             parts.get("global_scale"),
             None if signs is None else tuple(1 if sign == "+" else -1 for sign in signs),
         )
 
 
 def quantize(
-    w: Tensor, mode: ScalingMode, scale: Tensor | None = None, signs: Signs | None = None
+    w: Tensor, mode: ScalingMode | str, scale: Tensor | None = None, signs: Signs | None = None
 ) -> QuantizedTensor:
     """Quantize `w [*, R, C]` by the default rule of a mode's scheme: `fp8`, `mx` or `nvfp4`.
 
@@ -230,6 +264,11 @@ def quantize(
     NVFP4 rotates the columns first.
     Raises ValueError as these do, and for a scale or signs that a mode has not.
     """
+    mode = _mode(mode)
+    check_values(w, "a weight")
+    w = w.detach()
+    if scale is not None:
+        check_tensor(scale, "scale")
     if mode not in (ScalingMode.DELAYED_TENSOR, ScalingMode.CURRENT_TENSOR):
         _refuse(mode.value, scale=scale)
     if mode not in (ScalingMode.NVFP4_1D, ScalingMode.NVFP4_2D):
@@ -240,6 +279,7 @@ def quantize(
         return QuantizedTensor(*mx.quantize_mxfp8(w), mode, w.dtype)
     if mode in (ScalingMode.NVFP4_1D, ScalingMode.NVFP4_2D):
         rule = "2d" if mode is ScalingMode.NVFP4_2D else "amax"
+        signs = None if signs is None else _signs(signs)
         turned = w if signs is None else hadamard.rotate(w, signs)
         data, block, shared = nvfp4.quantize(turned, rule=rule)
         return QuantizedTensor(data, block, mode, w.dtype, shared, signs)

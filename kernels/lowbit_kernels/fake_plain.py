@@ -16,33 +16,18 @@ Source: ModelOpt 0.47 `torch.quantization.tensor_quant`, whose bits these are. B
 their own are in `fake_blocks`.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lowbit_kernels import amax as amax_of
+from lowbit_kernels import fake_checks as checks
 from lowbit_kernels import rounding
+from lowbit_kernels.checks import check_tensor
 from lowbit_kernels.formats import E2M1_VALUES
 
 EPSILON = 2.0**-24  # no amax: the least that fp16 holds
-
-
-def integer_range(num_bits: int, unsigned: bool, narrow_range: bool) -> tuple[float, float]:
-    """Return the least and the largest integer of `num_bits`.
-
-    Raises ValueError for bits that are not 2 to 16.
-    """
-    if not 2 <= num_bits <= 16:
-        raise ValueError(f"an integer has 2 to 16 bits, not {num_bits}")
-    most = 2.0 ** (num_bits - 1 + int(unsigned)) - 1.0
-    return (0.0 if unsigned else -most - (0.0 if narrow_range else 1.0)), most
-
-
-def check_dtype(x: Tensor) -> None:
-    """Raise ValueError unless `x` is fp32, bf16 or fp16."""
-    if x.dtype not in amax_of.FLOATING:
-        raise ValueError(f"values are float32, bfloat16 or float16, these are {x.dtype}")
 
 
 def _over(x: Tensor, y: float) -> Tensor:
@@ -50,37 +35,11 @@ def _over(x: Tensor, y: float) -> Tensor:
     return x / torch.full_like(x, y)
 
 
-def spread(amax: Tensor, x: Tensor, block_size: int | None, axis: int | None) -> Tensor:
-    """Return `amax` in a shape that broadcasts over `x`.
-
-    With `block_size` it has one number for each block along `axis` (the last), with `axis` alone
-    one for each index of that axis.
-    Raises ValueError for an amax of another shape.
-    """
-    if amax.numel() == 1 or (block_size is None and axis is None):
-        return amax
-    if not x.dim() or not -x.dim() <= (axis or 0) < x.dim():
-        raise ValueError(f"{list(x.shape)} has no axis {axis}")
-    along = (x.dim() - 1 if axis is None else axis) % x.dim()
-    size = x.shape[along]
-    if block_size is None:
-        if amax.numel() != size:
-            raise ValueError(f"axis {axis} has {size} indices, there are {amax.numel()} amax")
-        return amax.reshape([-1 if i == along else 1 for i in range(x.dim())])
-    wanted = [n // block_size if i == along else n for i, n in enumerate(x.shape)]
-    if block_size < 1 or size % block_size or list(amax.shape) != wanted:
-        raise ValueError(
-            f"{list(amax.shape)} are not the amax of blocks of {block_size} along axis {along} "
-            f"of {list(x.shape)}"
-        )
-    return amax.repeat_interleave(block_size, dim=along)
-
-
 @torch.library.custom_op("lowbit::fake_integer", mutates_args=())
 def _integer(
     x: Tensor, amax: Tensor, least: float, most: float, block_size: int | None, axis: int | None
 ) -> Tensor:
-    amax = spread(amax.float(), x, block_size, axis)
+    amax = checks.spread(amax.float(), x, block_size, axis)
     scale = torch.full_like(amax, most) / amax
     none = amax <= EPSILON
     q = (x.float() * torch.where(none, 0.0, scale)).round().clamp(least, most)
@@ -143,18 +102,6 @@ for _operator in _OWN_DTYPE:
     _operator.register_fake(_shape_of_dtype)
 
 
-def check_signs(x: Tensor, amax: Tensor, unsigned: bool) -> None:
-    """Raise ValueError for a negative amax, or negative values for unsigned integers, where they
-    lie on the CPU: nothing waits for another device.
-    """
-    if torch.compiler.is_compiling() or amax.device.type != "cpu" or x.device.type != "cpu":
-        return
-    if (amax < 0).any():
-        raise ValueError("amax is a magnitude, here some are negative")
-    if unsigned and (x < 0).any():
-        raise ValueError("unsigned integers hold no negative values, here are some")
-
-
 def integers(
     x: Tensor,
     amax: Tensor,
@@ -166,11 +113,12 @@ def integers(
 ) -> Tensor:
     """Return `x` rounded to integers of a scale; `amax` as `spread` takes it.
 
-    Raises ValueError as `fake_quant_impl` and `spread`.
+    Raises ValueError as `fake_quant_impl`, and for an amax of another shape.
     """
-    check_dtype(x)
-    least, most = integer_range(num_bits, unsigned, narrow_range)
-    check_signs(x, amax, unsigned)
+    checks.check_values(x)
+    least, most = checks.integer_range(num_bits, unsigned, narrow_range)
+    checks.check_spread(amax, x, block_size, axis)
+    checks.check_signs(x, amax, unsigned)
     return _integer(x.detach(), amax.detach(), least, most, block_size, axis)
 
 
@@ -196,7 +144,9 @@ def scaled_e4m3_impl(inputs: Tensor, amax: Tensor | None = None) -> Tensor:
 
     Raises ValueError for another dtype than fp32, bf16, fp16.
     """
-    check_dtype(inputs)
+    checks.check_values(inputs)
+    if amax is not None:
+        checks.check_broadcast(amax, inputs, "amax")
     return _e4m3(inputs.detach(), None if amax is None else amax.detach())
 
 
@@ -212,7 +162,8 @@ def fp4_cast_impl(x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     -0.0 becomes 0.0, NaN -6, what lies beyond 6 becomes 6 with its sign.
     Raises ValueError for another dtype than fp32, bf16, fp16.
     """
-    check_dtype(x)
+    checks.check_values(x)
+    checks.check_out_dtype(out_dtype)
     return _e2m1(x.detach(), out_dtype or x.dtype)
 
 
@@ -223,8 +174,8 @@ def int_cast_impl(
 
     Raises ValueError for another dtype than fp32, bf16, fp16 and for bits that are not 2 to 16.
     """
-    check_dtype(x)
-    least, most = integer_range(num_bits, unsigned, narrow_range)
+    checks.check_values(x)
+    least, most = checks.integer_range(num_bits, unsigned, narrow_range)
     return _int_cast(x.detach(), least, most)
 
 
@@ -238,19 +189,22 @@ def static_fp4_scales(
     fl(fl(global_amax * (448 / fp8_max_for_normalization)) / 6) if `quantize_block_scales`.
 
     `global_amax` is the largest `amax` where it is not given.
+    Raises ValueError for an amax that is none, a global amax that is not one number, and a number
+    for normalization that is not positive.
     """
+    check_tensor(amax, "amax")
+    checks.check_beside(amax, amax, "amax")
+    checks.check_global(global_amax, amax)
+    number = isinstance(fp8_max_for_normalization, int | float)
+    if not amax.numel() or not number or not 0 < fp8_max_for_normalization < math.inf:
+        raise ValueError(
+            f"no scales of {amax.numel()} amax and a maximum of {fp8_max_for_normalization}"
+        )
     scale = _over(amax.detach().float(), 6.0)
     if not quantize_block_scales:
         return scale
     top = amax.float().max() if global_amax is None else global_amax.float()
     return scaled_e4m3_impl(scale, _over(top * (448.0 / fp8_max_for_normalization), 6.0))
-
-
-def check_blocks(x: Tensor, amax: Tensor) -> None:
-    """Raise ValueError unless `x` has a whole number of elements for each of `amax`."""
-    check_dtype(x)
-    if not amax.numel() or x.numel() % amax.numel():
-        raise ValueError(f"{x.numel()} values are no whole blocks for {amax.numel()} amax")
 
 
 def static_block_fp4_impl(
@@ -268,6 +222,7 @@ def static_block_fp4_impl(
     number is taken as 1, a NaN becomes -6 steps.
     Raises ValueError for another dtype than fp32, bf16, fp16, and for shares that are not whole.
     """
-    check_blocks(x, amax)
+    checks.check_blocks(x, amax, global_amax)
+    checks.check_out_dtype(out_dtype)
     scale = static_fp4_scales(amax, global_amax, quantize_block_scales, fp8_max_for_normalization)
-    return _static(x.detach(), scale, out_dtype or x.dtype)
+    return _static(x.detach(), scale.to(x.device), out_dtype or x.dtype)

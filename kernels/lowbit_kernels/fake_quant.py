@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit_kernels import fake_plain
+from lowbit_kernels import fake_checks, fake_plain
 from lowbit_kernels.fake_blocks import dynamic_block_quant_impl
 from lowbit_kernels.fake_plain import (
     fake_quant_impl,
@@ -70,7 +70,18 @@ def _within(x: Tensor, amax: Tensor | None, pass_through: bool) -> Tensor | None
     """Return where |x| <= amax, None where nothing is clipped or nobody asks."""
     if amax is None or not _asked(x, pass_through):
         return None
-    return x.detach().abs() <= amax
+    return x.detach().abs() <= amax.detach()
+
+
+def _unbiased(inputs: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what is rounded: with a bias in the wider of both dtypes."""
+    fake_checks.check_bias(bias, inputs)
+    return inputs if bias is None else inputs - bias.detach()
+
+
+def _biased(y: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
+    """Return rounded values with their bias, in the dtype of the inputs."""
+    return y if bias is None else (y + bias.detach()).to(inputs.dtype)
 
 
 def fake_tensor_quant(
@@ -91,12 +102,11 @@ def fake_tensor_quant(
     `block_size` elements along `axis` (the last, if there is none).
     Raises ValueError as `fake_quant_impl`, and for an amax of another shape.
     """
-    x = inputs if bias is None else inputs - bias.detach()
-    amax = amax.detach()
+    x = _unbiased(inputs, bias)
     y = fake_plain.integers(x, amax, num_bits, unsigned, narrow_range, block_size, axis)
-    top = amax if pass_through_bwd else fake_plain.spread(amax, x, block_size, axis)
+    top = fake_checks.spread(amax.detach(), x, block_size, axis)
     y = _through(x, y, _within(x, top, pass_through_bwd))
-    return y if bias is None else y + bias.detach()
+    return _biased(y, bias, inputs)
 
 
 def scaled_e4m3(
@@ -114,11 +124,10 @@ def scaled_e4m3(
     """
     if (E, M) != (4, 3):
         raise ValueError(f"there is E=4, M=3, not E={E}, M={M}")
-    x = inputs if bias is None else inputs - bias.detach()
-    amax = None if amax is None else amax.detach()
+    x = _unbiased(inputs, bias)
     y = scaled_e4m3_impl(x, amax)
     y = _through(x, y, _within(x, amax, pass_through_bwd))
-    return y if bias is None else y + bias.detach()
+    return _biased(y, bias, inputs)
 
 
 def fp4_cast(x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -140,7 +149,7 @@ def int_cast(x: Tensor, num_bits: int, unsigned: bool = False, narrow_range: boo
     y = int_cast_impl(x, num_bits, unsigned, narrow_range)
     if not _asked(x, False):
         return _through(x, y, None)
-    least, most = fake_plain.integer_range(num_bits, unsigned, narrow_range)
+    least, most = fake_checks.integer_range(num_bits, unsigned, narrow_range)
     fixed = x.detach()
     return _through(x, y, (fixed >= least) & (fixed <= most))
 
@@ -159,11 +168,12 @@ def dynamic_block_quant(
 
     Raises ValueError as `dynamic_block_quant_impl`.
     """
-    x = inputs if bias is None else inputs - bias.detach()
-    amax = None if amax is None else amax.detach()
+    x = _unbiased(inputs, bias)
+    if amax is not None and not pass_through_bwd:
+        fake_checks.check_broadcast(amax, x, "amax")
     y = dynamic_block_quant_impl(x, block_size, amax, num_bits, scale_bits)
     y = _through(x, y, _within(x, amax, pass_through_bwd))
-    return y if bias is None else y + bias.detach()
+    return _biased(y, bias, inputs)
 
 
 def static_block_fp4(

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import layout, nvfp4_te, rounding
-from lowbit_kernels.checks import check_scale
+from lowbit_kernels.checks import check_scale, check_tensor
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.layout import store_scales
@@ -45,6 +45,7 @@ class Quantized(NamedTuple):
 
 def _check(x: Tensor, name: str) -> None:
     """Raise ValueError unless `x` can be quantized."""
+    check_tensor(x, name)
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"{name} is bfloat16 or float16, this is {x.dtype}")
     if x.dim() not in (2, 3):
@@ -154,8 +155,12 @@ def scale_offset(row: int, block: int, dim: int) -> int:
     """Return at which byte of the tiles the scale of 16 elements lies: those from `16 * block` on
     in `row` (token * heads + head) of rows with `dim` elements.
 
-    Raises ValueError for a row or a block that there is not.
+    Raises ValueError for a row or a block that there is not, and for what is no integer.
     """
+    if not all(isinstance(n, int) for n in (row, block, dim)) or dim % BLOCK:
+        raise ValueError(
+            f"row, block and dim are integers, dim a multiple of 16, not {row}, {block}, {dim}"
+        )
     blocks = dim // BLOCK
     if row < 0 or not 0 <= block < blocks:
         raise ValueError(f"there is no block {block} of row {row} with {dim} elements")
@@ -164,7 +169,11 @@ def scale_offset(row: int, block: int, dim: int) -> int:
 
 
 def swizzle(scale: Tensor) -> Tensor:
-    """Return one-byte scales `[rows, dim / 16]` in tiles, padded with zeros to whole ones."""
+    """Return one-byte scales `[rows, dim / 16]` in tiles, padded with zeros to whole ones.
+
+    Raises ValueError for what is no matrix of one-byte scales.
+    """
+    check_tensor(scale, "scale")
     return layout.swizzle(scale)
 
 
@@ -173,6 +182,9 @@ def unswizzle(scale: Tensor, rows: int, dim: int) -> Tensor:
 
     Raises ValueError for tiles that are not those of `rows` and `dim`.
     """
+    check_tensor(scale, "scale")
+    if not isinstance(rows, int) or not isinstance(dim, int) or rows < 1 or dim < 1 or dim % BLOCK:
+        raise ValueError(f"rows is a number, dim a multiple of 16, not {rows} and {dim}")
     return layout.unswizzle(scale, rows, dim // BLOCK)
 
 
@@ -188,6 +200,8 @@ def dequantize(
     Raises ValueError for parts that do not belong together, and another dtype than fp32, bf16,
     fp16.
     """
+    check_tensor(packed, "packed")
+    check_tensor(scale, "scale")
     if packed.dtype != torch.uint8 or packed.dim() not in (2, 3) or packed.shape[-1] % 8:
         raise ValueError(
             "packed is uint8 of [tokens, heads, dim / 2] or [rows, dim / 2] with a dim of whole "
@@ -203,6 +217,7 @@ def dequantize(
     codes = rounding.unpack(packed).reshape(rows, blocks, BLOCK)
     values = table[codes.int()] * linear
     if global_scale is not None:
+        check_tensor(global_scale, "a global scale")
         if global_scale.numel() != 1 or global_scale.dtype != torch.float32:
             found = f"{global_scale.dtype} {list(global_scale.shape)}"
             raise ValueError(f"a global scale is one fp32 number, not {found}")

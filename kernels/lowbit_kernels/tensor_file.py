@@ -37,13 +37,17 @@ def write(
 ) -> None:
     """Write `tensors` and `metadata` beside `path`, then rename.
 
-    Raises ValueError for a dtype that is not in DTYPES.
+    Raises ValueError for a dtype that is not in DTYPES and tensors without memory, OSError where
+    the file cannot be written.
     """
+    path = os.fsdecode(path)
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     content = bytearray()
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is {tensor.dtype}, files hold {', '.join(_NAMES.values())}")
+        if tensor.is_meta or tensor.layout != torch.strided:
+            raise ValueError(f"{name} has no bytes of its own: {tensor.device}, {tensor.layout}")
         flat = tensor.detach().cpu().contiguous()
         start = len(content)
         # torch alone hands out bytes by way of numpy, which need not be there.
@@ -55,7 +59,7 @@ def write(
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    beside = Path(f"{os.fspath(path)}.part")
+    beside = Path(f"{path}.part")
     try:
         beside.write_bytes(len(text).to_bytes(8, "little") + text + content)
         beside.replace(path)
@@ -69,7 +73,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
     Raises ValueError for a file that is not whole or holds other dtypes, OSError for one that
     cannot be read.
     """
-    content = Path(path).read_bytes()
+    content = Path(os.fsdecode(path)).read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     try:
         header = json.loads(content[8:start])

@@ -29,3 +29,16 @@ def test_the_bytes_of_the_cpu(shape, dtype):
 
 def test_kernel_equals_reference():
     assert agreement_kv.run("cuda") == []
+
+
+def test_more_than_an_int32_counts():
+    """Offsets beyond 2^31 elements: the last rows are those of a small tensor of equal amax."""
+    rows = 2**31 // 128 + 128
+    x = torch.empty(rows, 128, dtype=torch.bfloat16, device="cuda").normal_()
+    x[0, 0] = 1000.0
+    few = torch.cat((x[:16], x[-128:]))
+    q, want = kv_nvfp4.quantize(x), kv_nvfp4.quantize(few)
+    assert difference(q.global_scale, want.global_scale) == ""
+    assert difference(q.packed[-128:], want.packed[16:]) == ""
+    last = kv_nvfp4.unswizzle(q.scale[-128:], 128, 128)
+    assert difference(last, kv_nvfp4.unswizzle(want.scale, 144, 128)[16:]) == ""

@@ -1,4 +1,4 @@
-"""What the benches of `kv_nvfp4` and `fake_quant` time can be called, and passes their own check."""
+"""What the benches of `kv_nvfp4` and `fake_quant` time can be called, and passes their check."""
 
 import importlib
 from pathlib import Path

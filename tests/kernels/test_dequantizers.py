@@ -182,19 +182,41 @@ def test_arrays_of_other_libraries_come_without_a_copy():
     assert dequantize(floats, None, torch.bfloat16, ScalingMode.NO_SCALING).shape == (2, 3)
 
 
-def test_arrays_of_jax():
+@pytest.fixture
+def to_jax():
+    """Return a function that makes arrays of JAX, of the same bits, in the dtypes of tensors."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")
+    one_byte = {torch.float8_e4m3fn: jax.numpy.float8_e4m3fn, torch.uint8: jax.numpy.uint8}
+
+    def convert(tensor):
+        if tensor is None or tensor.dtype not in one_byte:
+            return None if tensor is None else jax.numpy.asarray(tensor.numpy())
+        array = jax.numpy.asarray(tensor.view(torch.uint8).numpy())
+        return jax.lax.bitcast_convert_type(array, one_byte[tensor.dtype])
+
+    return convert
+
+
+@pytest.mark.parametrize("mode", ScalingMode)
+def test_arrays_of_jax(mode, to_jax):
     w = samples.weights(torch.float32)["gauss"]
-    packed, scale, shared = nvfp4.quantize(w)
-    arrays = [jax.numpy.asarray(packed.numpy()), jax.numpy.asarray(shared.numpy().reshape(1))]
-    got = dequantize(arrays[0], scale, torch.float32, ScalingMode.NVFP4_1D, arrays[1])
-    assert difference(got, nvfp4.dequantize(packed, scale, shared, torch.float32)) == ""
-    pointer = arrays[0].unsafe_buffer_pointer()
-    assert dequantizers._tensor(arrays[0]).data_ptr() == pointer
-    data = jax.numpy.asarray(w.numpy()).astype(jax.numpy.float8_e4m3fn)
-    one = jax.numpy.asarray([0.5], jax.numpy.float32)
-    want = w.to(torch.float8_e4m3fn).float() * 0.5
-    assert difference(dequantize(data, one, torch.float32, ScalingMode.CURRENT_TENSOR), want) == ""
+    scale = torch.tensor(0.01) if mode is ScalingMode.DELAYED_TENSOR else None
+    q = dequantizers.quantize(w, mode, scale)
+    data, scales, shared = (to_jax(part) for part in (q.data, q.scale, q.global_scale))
+    got = dequantize(data, scales, torch.float32, mode, shared)
+    assert difference(got, q.dequantize()) == ""
+    assert dequantizers._tensor(data).data_ptr() == data.unsafe_buffer_pointer()
+
+
+def test_values_go_back_to_jax(to_jax):
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    values = dequantize(to_jax(torch.ones(2, 32)), None, torch.float32, ScalingMode.NO_SCALING)
+    array = jax.dlpack.from_dlpack(values)
+    assert array.shape == (2, 32) and float(array.sum()) == 64
+    codes = jax.lax.bitcast_convert_type(jax.numpy.arange(3, dtype="uint8"), "float8_e8m0fnu")
+    assert dequantizers._tensor(codes).dtype == torch.float8_e8m0fnu
+    with pytest.raises(ValueError, match="by DLPack"):
+        dequantizers._tensor(jax.numpy.ones(4, "float4_e2m1fn"))
 
 
 DATA = torch.zeros(2, 32, dtype=torch.float8_e4m3fn)
@@ -214,6 +236,14 @@ REFUSED = {
     "transposed scales": ((DATA, E8M0.T, F32, ScalingMode.MXFP8_1D), "not those"),
     "no global": ((PACKED, E4M3, F32, ScalingMode.NVFP4_1D), "needs a global scale"),
     "scales of others": ((PACKED, E4M3.T[:1], F32, ScalingMode.NVFP4_1D, ONE), "not those"),
+    "sparse": ((torch.ones(2, 2).to_sparse(), None, F32, ScalingMode.NO_SCALING), "dense tensor"),
+    "a mode that is none": ((DATA, ONE, F32, "fp8"), "no scaling mode 'fp8': there is no_scaling"),
+    "scale of another device": (
+        (PACKED, E4M3.to("meta"), F32, ScalingMode.NVFP4_1D, ONE),
+        "on meta",
+    ),
+    "fp32 scales": ((PACKED, E4M3.float(), F32, ScalingMode.NVFP4_1D, ONE), "float8_e4m3fn"),
+    "signs in words": ((PACKED, E4M3, F32, ScalingMode.NVFP4_1D, ONE, "+" * 16), "in a tuple"),
     "signs": ((PACKED, E4M3, F32, ScalingMode.NVFP4_1D, ONE, (1, 2)), "sixteen"),
 }
 
@@ -223,6 +253,67 @@ def test_refused(name):
     arguments, words = REFUSED[name]
     with pytest.raises(ValueError, match=words):
         dequantize(*arguments)
+
+
+@pytest.mark.parametrize("mode", ScalingMode)
+def test_what_is_no_weight_is_refused(mode):
+    w = torch.ones(2, 32)
+    for bad, words in (
+        (None, "is a tensor"),
+        ([1.0], "is a tensor"),
+        (w.double(), "float64"),
+        (w.int(), "int32"),
+        (w.to_sparse(), "dense"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dequantizers.quantize(bad, mode, ONE.reshape(()))
+
+
+@pytest.mark.parametrize("mode", ScalingMode)
+def test_nothing_of_something_and_its_name(mode, tmp_path):
+    """No rows, no columns; a mode by its value; gradients stay outside; and into a file."""
+    delayed = mode is ScalingMode.DELAYED_TENSOR
+    for shape in ((0, 64), (4, 0), (2, 0, 64)):
+        scale = torch.full(shape[:-2], 0.1) if delayed else None
+        q = dequantizers.quantize(torch.zeros(shape), mode.value, scale)
+        assert q.mode is mode
+        assert q.dequantize().shape == shape
+        q.save(tmp_path / "q")
+        assert QuantizedTensor.load(tmp_path / "q").dequantize().shape == shape
+    leaf = torch.nn.Parameter(torch.ones(4, 64))
+    q = dequantizers.quantize(leaf, mode, torch.tensor(0.1) if delayed else None)
+    assert not any(p.requires_grad for p in (q.data, q.scale, q.global_scale) if p is not None)
+
+
+def test_what_a_file_cannot_hold_is_refused(tmp_path):
+    path = tmp_path / "q"
+    for held, dtype, words in (
+        (torch.ones(2, 2, device="meta"), F32, "no bytes"),
+        (torch.ones(2, 2).to_sparse(), F32, "no bytes"),
+        (torch.ones(2, 2), torch.float64, "not as torch.float64"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            QuantizedTensor(held, None, ScalingMode.NO_SCALING, dtype).save(path)
+        assert not path.exists()
+    for mode, dtype, words in (("fp8", "float32", "scaling mode"), ("no_scaling", "int8", "int8")):
+        said = {"format": "lowbit.quantized_tensor", "mode": mode, "dtype": dtype}
+        tensor_file.write(path, {"data": torch.ones(2)}, said)
+        with pytest.raises(ValueError, match=words):
+            QuantizedTensor.load(path)
+    next(some()).save(bytes(path))
+    assert QuantizedTensor.load(bytes(path)).data.shape == next(some()).data.shape
+
+
+def test_memory_that_cannot_be_taken_is_refused():
+    class Elsewhere:
+        def __dlpack__(self, **_):
+            raise BufferError("no such memory here")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    with pytest.raises(ValueError, match="no such memory here"):
+        dequantize(Elsewhere(), None, F32, ScalingMode.NO_SCALING)
 
 
 def test_quantizing_is_refused_with_what_a_mode_has_not():

@@ -137,6 +137,14 @@ def test_a_bias_is_taken_away_and_given_back(name):
     assert bias.grad is None
 
 
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_of_more_bits_is_not_rounded_before(name):
+    x = example(torch.bfloat16).detach()
+    bias = torch.linspace(-2, 2, 64)
+    want = (BIASED[name](x.float() - bias, None) + bias).to(torch.bfloat16)
+    assert difference(BIASED[name](x, bias), want) == ""
+
+
 @pytest.mark.parametrize("name", SIDES)
 def test_one_graph_for_torch_compile(name):
     """fullgraph: a break is an error. The bits are those without it."""

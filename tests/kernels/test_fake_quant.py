@@ -173,45 +173,150 @@ def test_scales_of_given_amax():
     assert difference(own, fake_quant.static_fp4_scales(amax, torch.tensor(3.0))) == ""
 
 
+X = torch.linspace(-2, 2, 128).view(4, 32)
+ONE = torch.tensor(1.25)
+NVFP4 = ((2, 1), (4, 3))
+
+
+def dynamic(x=X, size=16, amax=None, bias=None, formats=NVFP4, through=True):
+    return fake_quant.dynamic_block_quant(x, size, amax, bias, *formats, through)
+
+
+EACH = {
+    "integer": lambda x: fake_quant.fake_tensor_quant(x, ONE),
+    "integer plain": lambda x: fake_quant.fake_quant_impl(x, ONE),
+    "e4m3": lambda x: fake_quant.scaled_e4m3(x, ONE),
+    "e4m3 unscaled": lambda x: fake_quant.fp8_eager(x, None),
+    "fp4": fake_quant.fp4_cast,
+    "int": lambda x: fake_quant.int_cast(x, 8),
+    "dynamic": dynamic,
+    "mx": lambda x: dynamic(x, 32, formats=((4, 3), (8, 0))),
+    "static": lambda x: fake_quant.static_block_fp4(x, torch.ones(1)),
+}
+NO_VALUES = {
+    "fp64": (X.double(), "float64"),
+    "integers": (X.int(), "int32"),
+    "bool": (X > 0, "bool"),
+    "complex": (X.to(torch.complex64), "complex64"),
+    "e4m3": (X.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+    "list": ([1.0], "is a tensor, this is list"),
+    "nothing": (None, "is a tensor, this is NoneType"),
+    "sparse": (X.to_sparse(), "dense tensor"),
+}
+NO_AMAX = {
+    "a float": (1.25, "is a tensor, this is float"),
+    "complex": (torch.tensor(1j), "real numbers"),
+    "bool": (torch.tensor(True), "real numbers"),
+    "empty": (torch.ones(0), "does not broadcast|no whole blocks"),
+    "another shape": (torch.ones(7), "does not broadcast|no whole blocks"),
+    "more dimensions": (torch.ones(3, 4, 32), "does not broadcast|no whole blocks"),
+    "on another device": (torch.ones(2, device="meta"), "lies on meta"),
+}
+SCALED = {
+    "integer": fake_quant.fake_tensor_quant,
+    "e4m3": fake_quant.scaled_e4m3,
+    "dynamic": lambda x, amax: dynamic(x, amax=amax, through=False),
+    "static": fake_quant.static_block_fp4,
+}
+BIASED = {
+    "integer": lambda b: fake_quant.fake_tensor_quant(X, ONE, b),
+    "e4m3": lambda b: fake_quant.scaled_e4m3(X, ONE, b),
+    "dynamic": lambda b: dynamic(bias=b),
+}
 REFUSED = {
-    "fp64": (lambda: fake_quant.fp4_cast_impl(torch.zeros(2, dtype=torch.float64)), "float64"),
-    "no bits": (lambda: fake_quant.int_cast(torch.zeros(2), 1), "2 to 16"),
-    "negative amax": (
-        lambda: fake_quant.fake_quant_impl(torch.zeros(2), -torch.tensor(1.25)),
+    "no bits": (lambda: fake_quant.int_cast(X, 1), "2 to 16"),
+    "half bits": (lambda: fake_quant.int_cast(X, 2.5), "2 to 16"),
+    "bits in words": (lambda: fake_quant.fake_tensor_quant(X, ONE, num_bits="8"), "2 to 16"),
+    "negative amax": (lambda: fake_quant.fake_quant_impl(X, -ONE), "magnitude"),
+    "negative amax of blocks": (
+        lambda: fake_quant.static_block_fp4(X, -torch.ones(8)),
         "magnitude",
     ),
     "negative for unsigned": (
-        lambda: fake_quant.fake_quant_impl(-torch.ones(2), torch.tensor(1.25), unsigned=True),
+        lambda: fake_quant.fake_quant_impl(X, ONE, unsigned=True),
         "negative",
     ),
-    "E5M2": (
-        lambda: fake_quant.scaled_e4m3(torch.zeros(2), torch.tensor(1.25), None, 5, 2),
-        "E=5, M=2",
+    "E5M2": (lambda: fake_quant.scaled_e4m3(X, ONE, None, 5, 2), "E=5, M=2"),
+    "axis": (lambda: fake_quant.fake_tensor_quant(X, torch.ones(2), axis=1), "32 indices"),
+    "no axis": (lambda: fake_quant.fake_tensor_quant(X, torch.ones(2), axis=2), "no axis 2"),
+    "axis of a number": (
+        lambda: fake_quant.fake_tensor_quant(X[0, 0], torch.ones(2), axis=0),
+        "no axis 0",
     ),
-    "axis": (
-        lambda: fake_quant.fake_tensor_quant(torch.zeros(2, 3), torch.ones(2), axis=1),
-        "3 indices",
-    ),
+    "axis in words": (lambda: fake_quant.fake_tensor_quant(X, ONE, axis="0"), "an integer"),
     "blocks": (
-        lambda: fake_quant.fake_tensor_quant(torch.zeros(2, 32), torch.ones(2), block_size=16),
+        lambda: fake_quant.fake_tensor_quant(X, torch.ones(2), block_size=16),
         "amax of blocks",
     ),
-    "block of 24": (
-        lambda: fake_quant.dynamic_block_quant_impl(torch.zeros(48), 24, None, (2, 1), (4, 3)),
-        "8, 16 or 32",
+    "blocks of none": (
+        lambda: fake_quant.fake_tensor_quant(X, torch.ones(4, 2), block_size=0),
+        "amax of blocks",
     ),
-    "formats": (
-        lambda: fake_quant.dynamic_block_quant_impl(torch.zeros(48), 16, None, (4, 3), (4, 3)),
-        "no elements",
+    "blocks of a float": (
+        lambda: fake_quant.fake_tensor_quant(X, torch.ones(4, 2), block_size=16.0),
+        "an integer",
     ),
-    "empty amax": (
-        lambda: fake_quant.dynamic_block_quant_impl(
-            torch.zeros(48), 16, torch.ones(0), (2, 1), (4, 3)
-        ),
-        "no number",
+    "block of 24": (lambda: dynamic(size=24), "8, 16 or 32"),
+    "block of 16.0": (lambda: dynamic(size=16.0), "8, 16 or 32"),
+    "blocks of a number": (lambda: dynamic(X[0, 0]), "a number has none"),
+    "formats": (lambda: dynamic(formats=((4, 3), (4, 3))), "no elements"),
+    "formats in numbers": (lambda: dynamic(formats=(21, 43)), "no elements"),
+    "empty amax": (lambda: dynamic(amax=torch.ones(0)), "no number"),
+    "shares": (lambda: fake_quant.static_block_fp4(X, torch.ones(5)), "whole blocks"),
+    "two global amax": (
+        lambda: fake_quant.static_block_fp4(X, torch.ones(8), torch.ones(2)),
+        "one number",
     ),
-    "shares": (lambda: fake_quant.static_block_fp4(torch.zeros(48), torch.ones(5)), "whole blocks"),
+    "no maximum": (
+        lambda: fake_quant.static_block_fp4(X, torch.ones(8), None, True, 0.0),
+        "a maximum of 0",
+    ),
+    "no amax": (lambda: fake_quant.static_fp4_scales(torch.ones(0)), "no scales of 0"),
+    "to fp64": (lambda: fake_quant.fp4_cast(X, torch.float64), "not as torch.float64"),
+    "static to int8": (
+        lambda: fake_quant.static_block_fp4(X, torch.ones(8), out_dtype=torch.int8),
+        "not as torch.int8",
+    ),
 }
+
+
+@pytest.mark.parametrize("what", NO_VALUES)
+@pytest.mark.parametrize("name", EACH)
+def test_what_cannot_be_rounded_is_refused(name, what):
+    x, words = NO_VALUES[what]
+    with pytest.raises(ValueError, match=words):
+        EACH[name](x)
+
+
+@pytest.mark.parametrize("what", NO_AMAX)
+@pytest.mark.parametrize("name", SCALED)
+def test_what_is_no_amax_is_refused(name, what):
+    amax, words = NO_AMAX[what]
+    with pytest.raises(ValueError, match=f"{words}|no number"):
+        SCALED[name](X, amax)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_broadcasts_over_the_inputs(name):
+    for bias in (torch.ones(7), torch.ones(3, 4, 32), 1.0):
+        with pytest.raises(ValueError, match="bias"):
+            BIASED[name](bias)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_strides_and_empty_tensors_and_leaves(name):
+    function = EACH[name]
+    turned = X.T.contiguous().T
+    assert not turned.is_contiguous()
+    assert torch.equal(function(turned), function(X))
+    assert function(X[:, ::2].repeat(1, 2)).shape == X.shape
+    assert function(X[:1].expand(4, 32)).shape == X.shape
+    for empty in (X[:0], X[:, :0]):
+        assert function(empty).shape == empty.shape
+    leaf = torch.nn.Parameter(X.half())
+    function(leaf).sum().backward() if "plain" not in name and "unscaled" not in name else None
+    assert leaf.grad is None or leaf.grad.dtype == torch.float16
+    assert torch.equal(leaf.detach(), X.half())  # nothing is done in place
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -147,6 +147,23 @@ REFUSED = {
     "scale": (lambda: kv_nvfp4.dequantize(Q.packed, Q.scale[:16]), "scale in tiles"),
     "linear": (lambda: kv_nvfp4.unswizzle(Q.scale[:16], 16, 16), "not the tiles"),
     "dtype": (lambda: kv_nvfp4.dequantize(*Q, torch.float64), "float64"),
+    "list": (lambda: kv_nvfp4.quantize([1.0], "K"), "K is a tensor, this is list"),
+    "sparse": (lambda: kv_nvfp4.quantize(ZEROS.to_sparse()), "dense tensor"),
+    "nothing for V": (lambda: kv_nvfp4.quantize_kv(ZEROS, None), "V is a tensor"),
+    "no dim": (lambda: kv_nvfp4.quantize(ZEROS[:, :0]), "no elements"),
+    "offset in half a block": (lambda: kv_nvfp4.scale_offset(0, 0, 24), "multiple of 16"),
+    "offset of a float": (lambda: kv_nvfp4.scale_offset(0.5, 0, 64), "integers"),
+    "tiles of nothing": (lambda: kv_nvfp4.swizzle(None), "scale is a tensor"),
+    "tiles of fp32": (lambda: kv_nvfp4.swizzle(ZEROS.float()), "a byte each"),
+    "half a block back": (lambda: kv_nvfp4.unswizzle(Q.scale, 16, 40), "multiple of 16"),
+    "no rows back": (lambda: kv_nvfp4.unswizzle(Q.scale, 0, 16), "rows is a number"),
+    "no packed": (lambda: kv_nvfp4.dequantize(None, Q.scale), "packed is a tensor"),
+    "no scale": (lambda: kv_nvfp4.dequantize(Q.packed, None), "scale is a tensor"),
+    "a float for global": (lambda: kv_nvfp4.dequantize(Q.packed, Q.scale, 1.0), "is a tensor"),
+    "bytes for scales": (
+        lambda: kv_nvfp4.dequantize(Q.packed, Q.scale.view(torch.uint8)),
+        "scale in tiles",
+    ),
     "global": (lambda: kv_nvfp4.dequantize(Q.packed, Q.scale, torch.ones(2)), "one fp32"),
 }
 
