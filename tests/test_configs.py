@@ -7,6 +7,8 @@ import pytest
 from lowbitcli.recipe import Matcher, Recipe, for_scheme, load, names, schema
 
 SHIPPED = {
+    "mxfp4-best": ("mxfp4", "none"),
+    "nvfp4-best": ("nvfp4", "none"),
     "fp8": ("fp8_tensor", "dynamic"),
     "fp8-dynamic": ("fp8_channel", "dynamic"),
     "fp8-block": ("fp8_block128", "dynamic"),
@@ -15,6 +17,7 @@ SHIPPED = {
     "mxfp8": ("mxfp8", "dynamic"),
     "nvfp4": ("nvfp4", "none"),
 }
+MIXED = {"mixed-4.5bit": ["fp8_channel", "nvfp4"]}
 
 Q = "quantized"
 
@@ -47,7 +50,6 @@ NAMES = {
             "model.layers.0.mlp.experts.0.gate_proj.weight",
             "model.layers.0.mlp.shared_expert.up_proj.weight",
             "model.layers.0.linear_attn.in_proj_qkvz.weight",
-            "model.layers.0.linear_attn.in_proj_ba.weight",
             "model.layers.0.linear_attn.out_proj.weight",
             "model.language_model.layers.0.self_attn.q_proj.weight",
         ],
@@ -61,6 +63,10 @@ NAMES = {
             "model.layers.0.mlp.shared_expert_gate.weight",
         ],
         "convolutions": ["model.layers.0.linear_attn.conv1d.weight"],
+        "gates": [
+            "model.layers.0.linear_attn.in_proj_ba.weight",
+            "model.language_model.layers.0.linear_attn.in_proj_a.weight",
+        ],
         "towers": [
             "visual.patch_embed.proj.weight",
             "visual.blocks.0.attn.qkv.weight",
@@ -212,13 +218,11 @@ NAMES = {
             "transformer_blocks.0.ff_context.net.2.weight",
             "single_transformer_blocks.0.proj_mlp.weight",
             "single_transformer_blocks.0.proj_out.weight",
-        ],
-        "norms": [
             "transformer_blocks.0.norm1.linear.weight",
-            "norm_out.linear.weight",
-            "transformer_blocks.0.attn.norm_q.weight",
+            "single_transformer_blocks.0.norm.linear.weight",
         ],
-        "heads": ["proj_out.weight"],
+        "norms": ["transformer_blocks.0.attn.norm_q.weight"],
+        "heads": ["proj_out.weight", "norm_out.linear.weight"],
     },
     "Wan": {
         "embeddings": [
@@ -300,9 +304,12 @@ def test_every_kind_can_be_turned_off():
 
 
 def test_shipped_recipes_say_what_their_names_say():
-    assert {one.name for one in names()} == set(SHIPPED)
+    assert {one.name for one in names()} == {*SHIPPED, *MIXED}
     for one in names():
         recipe = load(one.name)
+        if one.name in MIXED:
+            assert [rule.scheme for rule in recipe.rules] == MIXED[one.name]
+            continue
         assert [(rule.scheme, rule.activations) for rule in recipe.rules] == [SHIPPED[one.name]]
         assert recipe.container == "auto"
         assert recipe.name == one.name
@@ -353,6 +360,8 @@ def test_the_schema_knows_every_key():
 def test_members_of_builtin_groups_are_no_kept_kinds(matcher):
     members = chain.from_iterable(group.members for group in load_groups())
     for member in members:
+        if member in ("{}.in_proj_b", "{}.in_proj_a"):  # kept both
+            continue
         assert matcher.decide(member.replace("{}", "model.layers.0.x") + ".weight").rule, member
 
 

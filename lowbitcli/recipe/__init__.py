@@ -8,8 +8,9 @@ from lowbitcli.recipe.defaults import FuseGroup, KeptKind
 from lowbitcli.recipe.layout import Layouts
 from lowbitcli.recipe.load import Shipped, for_scheme, init, load, names
 from lowbitcli.recipe.matcher import Decision, Matcher
-from lowbitcli.recipe.model import Recipe, Rule, schema
+from lowbitcli.recipe.model import Recipe, Rule
 from lowbitcli.recipe.patterns import Pattern
+from lowbitcli.recipe.schema import schema
 
 __all__ = [
     "Consumer",

@@ -4,7 +4,7 @@ Both are data, in `configs/defaults.yaml`.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -22,7 +22,7 @@ class KeptKind(BaseModel):
     """A kind of tensor that stays as it is: `label` names one of them, `reason` says why.
 
     It takes a name one of whose `components` (the parts between dots) or the whole of which
-    matches, and no `but`.
+    matches, and no `but`. `default` is what becomes of it where a recipe says nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +33,7 @@ class KeptKind(BaseModel):
     components: tuple[Pattern, ...] = ()
     patterns: tuple[Pattern, ...] = ()
     but: tuple[Pattern, ...] = ()
+    default: Literal["keep", "quantize"] = "keep"
 
 
 class FuseGroup(BaseModel):

@@ -23,7 +23,6 @@ from pydantic.json_schema import SkipJsonSchema
 
 from lowbitcli.containers import CONTAINERS
 from lowbitcli.containers.inputs import LARGEST
-from lowbitcli.containers.stacks import WORDS
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.consumer import Consumer, consumers
 from lowbitcli.recipe.defaults import FuseGroup, KeptKind, load_defaults
@@ -160,7 +159,8 @@ class Recipe(BaseModel):
     def kinds(self) -> tuple[KeptKind, ...]:
         """The kinds of tensors that this recipe keeps."""
         kinds = load_defaults().kinds
-        return tuple(kind for kind in kinds if self.defaults.get(kind.name) != "quantize")
+        said = self.defaults
+        return tuple(kind for kind in kinds if said.get(kind.name, kind.default) == "keep")
 
     @property
     def digest(self) -> str:
@@ -203,35 +203,6 @@ class Recipe(BaseModel):
         said["thresholds"] = (*self.thresholds, *base.thresholds)
         said["defaults"] = {**base.defaults, **self.defaults}
         return base.model_copy(update={"description": "", **said, "name": self.name})
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of a recipe file."""
-    result = Recipe.model_json_schema()
-    properties = result["properties"]
-    properties.pop("name")
-    kinds = [kind.name for kind in load_defaults().kinds]
-    properties["extends"] = {"type": "string", "title": "Extends"}
-    properties["quantize"] = {"type": "array", "items": {"enum": kinds}, "title": "Quantize"}
-    patterns = {"$ref": "#/$defs/Pattern"}
-    several = {"anyOf": [patterns, {"type": "array", "items": patterns}]}
-    result["$defs"]["Pattern"] = {"type": "string", "title": "Pattern"}
-    result["$defs"]["FuseGroup"] = {
-        "type": "array",
-        "items": {"type": "string"},
-        "minItems": 2,
-        "title": "FuseGroup",
-    }
-    properties.update(dict.fromkeys(("keep", "ignore", "exclude"), several))
-    result["$defs"].pop("Lie", None)
-    one = {"type": "object", "additionalProperties": {"enum": list(WORDS)}}
-    properties["layout"] = {"anyOf": [one, {"type": "array", "items": one}], "title": "Layout"}
-    properties["container"]["enum"] = [AUTO, *(one.name for one in CONTAINERS)]
-    rule = result["$defs"]["Rule"]["properties"]
-    rule.update(dict.fromkeys(("match", "exclude", "ignore"), several))
-    result["$defs"]["Threshold"]["properties"]["match"] = several
-    rule["scheme"] = {"enum": list(BY_NAME), "title": "Scheme"}
-    return result
 
 
 def _listed(data: dict[str, Any], key: str, where: str = "") -> list[Any]:

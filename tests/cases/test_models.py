@@ -140,7 +140,7 @@ def qwen3_next():
         **attention("mtp.layers.0."),
     }
     config = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
-    kept = {"lm_head", "model.embed_tokens", f"{here}conv1d", "mtp.fc"}
+    kept = {"lm_head", "model.embed_tokens", f"{here}conv1d", f"{here}in_proj_ba", "mtp.fc"}
     kept |= {f"mtp.layers.0.self_attn.{name}_proj" for name in "qkvo"}
     return config, tensors, kept
 
