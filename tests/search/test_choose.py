@@ -1,7 +1,6 @@
 """`recipe auto` from a checkpoint to a recipe: budgets, floors, and what a run makes of it."""
 
 import json
-import math
 import os
 import signal
 
@@ -15,51 +14,13 @@ from lowbitcli.search import measure as measuring
 from tests import experts as stacks
 from tests.checkpoints import everything_below, single, weight
 from tests.search import models
+from tests.search.independent import beats_every_uniform_scheme, files
 
 USUAL = "nvfp4,mxfp8,fp8,keep"
 
 
 def choose(source, output=None, *, allowed=None, **wanted):
     return api.choose(source, api.Wanted(**wanted), allowed or api.Allowed("cpu"), output)
-
-
-def files(folder):
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def lost(source, folder, how):
-    """Quantize, verify, and return bytes of the files and the error in all, as verify has it."""
-    api.quantize(source, folder, how, device="cpu")
-    found = api.verify(folder, against=source, device="cpu")
-    assert found.passed
-    matrices = {}
-    for row in found.weights:
-        if row.how == "quantized":
-            key = ".".join("*" if x.isdigit() and "experts" in row.name else x
-                           for x in row.name.split("."))  # fmt: skip
-            layer = row.name.split(".")[2]
-            error, signal_ = matrices.get((key, layer), (0.0, 0.0))
-            squared = row.figures.norm**2
-            error += row.figures.relative**2 * squared
-            matrices[key, layer] = (error, signal_ + squared)
-    return files(folder), math.fsum(error / whole for error, whole in matrices.values())
-
-
-def beats_every_uniform_scheme(source, tmp_path, found, schemes=("nvfp4", "mxfp8", "fp8")):
-    """Hold a recipe against every uniform scheme that is no larger, by independent figures."""
-    path = tmp_path / "chosen.yaml"
-    path.write_text(found.chosen.text)
-    size, error = lost(source, tmp_path / "chosen", api.Request(recipe=path))
-    assert size == found.chosen.bytes_out
-    assert error == pytest.approx(found.chosen.solution.error, rel=1e-6)
-    beaten = 0
-    for scheme in schemes:
-        other_size, other = lost(source, tmp_path / scheme, api.Request(scheme=scheme))
-        assert other == pytest.approx(found.uniform[scheme].error, rel=1e-6)
-        if other_size <= size:
-            assert error < other
-            beaten += 1
-    return beaten
 
 
 @pytest.mark.parametrize(("make", "bits"), [(models.dense, 5.8), (models.experts, 9.0)])

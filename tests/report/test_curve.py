@@ -1,0 +1,88 @@
+"""The report of a search: the curve as a picture and a table, on a page that needs nothing else."""
+
+import json
+import re
+
+import pytest
+
+from lowbitcli import api, report
+from lowbitcli.errors import UsageError
+from lowbitcli.report import curve
+from lowbitcli.search import told
+from tests.checkpoints import single, weight
+from tests.search import models
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    source = models.dense(tmp_path_factory.mktemp("curve") / "model")
+    return api.choose(source, api.Wanted(bits=5.8), api.Allowed("cpu"))
+
+
+def test_the_page_needs_nothing_else_and_shows_what_was_chosen(found, tmp_path):
+    path = tmp_path / "x.html"
+    report.write_curve(found, path)
+    page = path.read_text()
+    assert "<script" not in page and "http:" not in page and "https" not in page and "<img" not in page
+    assert page.count("<svg") == 1 and "chosen" in page
+    assert all(score.name in page.replace("&#39;", "'") for score in found.scores)
+    assert "budget   5.8 bits" in page
+    assert len(page) < 100_000
+
+
+def test_the_picture_lies_in_its_box_and_falls_from_right_to_left(found):
+    picture = curve.picture(found)
+    places = [tuple(map(float, one.split())) for one in picture.path[1:].split("L")]
+    assert len(places) == sum(one.error > 0 for one in found.curve)
+    marks = [(one.x, one.y) for one in (*picture.uniform, picture.chosen)]
+    assert all(-1 <= x <= curve.WIDTH + 1 for x, _ in (*places, *marks))
+    assert all(-1 <= y <= curve.HEIGHT + 1 for _, y in (*places, *marks))
+    assert places == sorted(places, key=lambda one: (one[0], -one[1]))
+    assert places[0][0] == 0 and len(picture.uniform) == 3
+    assert [label for _, label in picture.bits][:2] == ["5", "6"]
+    heights = [y for y, _ in picture.db]
+    assert heights == sorted(heights, reverse=True) and heights[-1] == 0
+
+
+def test_the_table_has_the_curve_the_uniform_schemes_and_what_was_chosen(found):
+    rows = curve.rows(found)
+    assert [float(row[0]) for row in rows] == sorted(float(row[0]) for row in rows)
+    names = [row[2] for row in rows]
+    assert {"all nvfp4", "all mxfp8", "all fp8", "all keep"} <= set(names)
+    (chosen,) = (row for row in rows if row[2].startswith("chosen: "))
+    assert chosen[0] == f"{found.bits(found.chosen.solution.cost):.3f}"
+    assert chosen[1] == f"{found.db(found.chosen.solution.error):.2f}"
+
+
+def test_markdown_and_json_say_the_same(found, tmp_path):
+    for suffix in (".md", ".json"):
+        report.write_curve(found, tmp_path / f"x{suffix}")
+    text = (tmp_path / "x.md").read_text()
+    assert all(f"| {bits} | {db} |" in text for bits, db, _ in curve.rows(found))
+    said = json.loads((tmp_path / "x.json").read_text())
+    units = told.document(found)["units"]
+    assert [one["name"] for one in said["units"]] == [one["name"] for one in units]
+    assert said["units"][0]["choices"]["nvfp4"] == units[0]["choices"]["nvfp4"]
+    assert said["curve"][-1]["db"] == "inf"
+    assert said["chosen"]["recipe"] == found.chosen.text
+
+
+def test_a_curve_without_a_choice_and_one_without_an_error(tmp_path):
+    source = single(tmp_path / "m", {"a.down_proj.weight": weight(32, 32) * 0})
+    found = api.choose(source, api.Wanted(), api.Allowed("cpu"))
+    assert curve.picture(found) is None
+    assert "<svg" not in curve.page(found) and "chosen:" not in curve.page(found)
+    assert found.chosen is None
+
+
+def test_hostile_names_are_text(tmp_path):
+    name = "<b>&\x1b[31m'x.weight"
+    source = single(tmp_path / "m", {name: weight(32, 32)})
+    page = curve.page(api.choose(source, api.Wanted(bits=8.5), api.Allowed("cpu")))
+    assert "<b>" not in page and "\x1b" not in page
+    assert re.search(r"&lt;b&gt;&amp;\\x1b\[31m", page)
+
+
+def test_other_suffixes_are_refused(found, tmp_path):
+    with pytest.raises(UsageError, match="no report can be written"):
+        report.write_curve(found, tmp_path / "x.pdf")
