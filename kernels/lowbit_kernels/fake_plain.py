@@ -151,7 +151,10 @@ def scaled_e4m3_impl(inputs: Tensor, amax: Tensor | None = None) -> Tensor:
 
 
 def fp8_eager(x: Tensor, amax: Tensor | None) -> Tensor:
-    """Return what `scaled_e4m3_impl` does, which is the same on every device."""
+    """Return what `scaled_e4m3_impl` does, which is the same on every device.
+
+    Raises ValueError as that does.
+    """
     return scaled_e4m3_impl(x, amax)
 
 

@@ -303,7 +303,10 @@ def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16)
 
 
 def dequantize_channel(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return `[*, R, C]` in `dtype` of int8 `data` and a scale for each row."""
+    """Return `[*, R, C]` in `dtype` of int8 `data` and a scale for each row.
+
+    Raises ValueError as `dequantize` does.
+    """
     return dequantize(data, scale, dtype)
 
 

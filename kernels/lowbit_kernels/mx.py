@@ -200,7 +200,10 @@ def quantize(
 
 
 def quantize_mxfp8(w: Tensor, rule: str = "amax", layout: str = "linear") -> tuple[Tensor, Tensor]:
-    """Quantize `w [*, R, C]` to MXFP8; return data e4m3 `[*, R, C]` and scale uint8 (E8M0)."""
+    """Quantize `w [*, R, C]` to MXFP8; return data e4m3 `[*, R, C]` and scale uint8 (E8M0).
+
+    Raises ValueError as `quantize` does.
+    """
     return quantize(w, E4M3, rule, layout)
 
 
@@ -211,7 +214,10 @@ def quantize_mxfp4(
     nibbles: str = "low",
     importance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Quantize `w [*, R, C]` to MXFP4; return packed uint8 `[*, R, C/2]` and scale uint8 (E8M0)."""
+    """Quantize `w [*, R, C]` to MXFP4; return packed uint8 `[*, R, C/2]` and scale uint8 (E8M0).
+
+    Raises ValueError as `quantize` does.
+    """
     return quantize(w, E2M1, rule, layout, nibbles, importance)
 
 

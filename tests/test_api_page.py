@@ -1,0 +1,160 @@
+"""docs/api.md can be believed: every public name is on it as it is called, every example runs, and
+docstrings say what is taken and raised.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import lowbit_kernels
+from lowbit_kernels import hadamard
+from lowbit_kernels.formats import Format
+from lowbitcli import api
+
+PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+SECTIONS = dict(
+    re.findall(r"^## [^\n]*: `([\w.]+)`$(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
+)
+OWN_SECTION = ("dequantizers", "fake_quant", "kv_nvfp4")
+IN_TABLES = ("nvfp4", "mx", "fp8", "fp8_block", "integer", "hadamard", "layout", "grouped")
+IN_TABLES += ("amax", "importance", "error")
+# What a module has without underscore for its neighbours alone.
+FOR_NEIGHBOURS = {
+    "error": {"figures", "figures_of_parts"},
+    "amax": {"check_weight", "scale_from_bits", "launch_scale"},
+    "fake_quant": {"StraightThrough"},
+    "fp8": {"scale_of", "cast_tile"},
+    "fp8_block": {"scale_of"},
+    "integer": {"scale_of"},
+    "layout": {"store_scales", "can_fuse", "room", "check", "arrange"},
+    "nvfp4": {"scales_of", "encode"},
+}
+NEIGHBOURS = {"fake_blocks", "fake_checks", "fake_plain", "formats"}
+NEIGHBOURS |= {"nvfp4_search", "nvfp4_te", "ops", "rounding", "tensor_file"}
+REFUSE_NOTHING = {
+    *("amax.matrix", "amax.rows", "amax.blocks", "importance.column_weights"),
+    *("importance.values_of", "layout.swizzled_shape", "layout.swap_nibbles"),
+    *("nvfp4.global_scale_of",),
+}
+
+
+def default(value):
+    if isinstance(value, Format):
+        return value.name
+    return "SIGNS" if value is hadamard.SIGNS else repr(value)
+
+
+def said(name, function):
+    """Return how a function is called, as the page has it."""
+    words, star = [], False
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not star:
+            words, star = [*words, "*"], True
+        words.append(p.name if p.default is p.empty else f"{p.name}={default(p.default)}")
+    return f"`{name}({', '.join(words)})`"
+
+
+def functions(name):
+    """Yield each public function of a module, with its name."""
+    module = importlib.import_module(f"lowbit_kernels.{name}")
+    for function, value in vars(module).items():
+        public = not function.startswith("_") and function not in FOR_NEIGHBOURS.get(name, ())
+        own = getattr(value, "__module__", "") == module.__name__
+        listed = function in getattr(module, "__all__", ())
+        if not inspect.isfunction(value) or not public or not (own or listed):
+            continue
+        if not any(p.endswith("_ptr") for p in inspect.signature(value).parameters):
+            yield function, value  # what takes pointers is part of a kernel
+
+
+def test_every_module_has_a_place():
+    modules = {name for name in lowbit_kernels.MODULES if not name.startswith("error_")}
+    assert modules == {*OWN_SECTION, *IN_TABLES, *NEIGHBOURS}
+    for name, apart in FOR_NEIGHBOURS.items():
+        module = importlib.import_module(f"lowbit_kernels.{name}")
+        assert apart <= set(vars(module)), name
+
+
+@pytest.mark.parametrize("name", OWN_SECTION)
+def test_every_signature_is_in_the_section_of_its_module(name):
+    found = [said(*each) for each in functions(name)]
+    assert len(found) >= 2
+    assert [s for s in found if s not in SECTIONS[name]] == []
+    assert "Source: " in SECTIONS[name] and "ValueError" in SECTIONS[name]
+
+
+@pytest.mark.parametrize("name", IN_TABLES)
+def test_every_signature_is_in_the_table(name):
+    found = [said(f"{name}.{function}", value) for function, value in functions(name)]
+    assert found and [s for s in found if s not in PAGE] == []
+    assert re.search(rf"^\| [^|]*`{name}`[^|]* \| \S", PAGE, flags=re.MULTILINE), "no source"
+
+
+def test_signatures_on_the_page_are_there():
+    """What the page calls exists: no name has stayed behind."""
+    for module, function in re.findall(r"`(\w+)\.(\w+)\(", PAGE):
+        if module in lowbit_kernels.MODULES:
+            assert hasattr(importlib.import_module(f"lowbit_kernels.{module}"), function)
+
+
+@pytest.mark.parametrize("name", [*OWN_SECTION, *IN_TABLES])
+def test_docstrings_say_what_is_taken_and_refused(name):
+    module = importlib.import_module(f"lowbit_kernels.{name}")
+    for function, value in functions(name):
+        text = inspect.getdoc(value) or ""
+        assert text, f"{name}.{function} says nothing"
+        if f"{name}.{function}" not in REFUSE_NOTHING:
+            assert "Raises" in text, f"{name}.{function} does not say what it raises"
+        both = text + (module.__doc__ or "")
+        assert re.search(r"\[|shape", both), f"{name}.{function} names no shape"
+        assert re.search("fp32|fp64|byte|E4M3|dtype", both), f"{name}.{function} names no dtype"
+
+
+def test_what_refuses_nothing_raises_nothing():
+    for name in REFUSE_NOTHING:
+        module, function = name.split(".")
+        value = getattr(importlib.import_module(f"lowbit_kernels.{module}"), function)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
+        assert not any(isinstance(node, ast.Raise) for node in ast.walk(tree)), name
+
+
+def test_every_name_of_the_front_door_is_on_the_page():
+    section = SECTIONS["lowbitcli.api"]
+    for name in api.__all__:
+        value = getattr(api, name)
+        if inspect.isfunction(value):
+            assert said(name, value) in section, said(name, value)
+            assert inspect.getdoc(value)
+        else:
+            assert f"`{name}" in section, name
+    for value in (api.Request, api.Spread, api.Wanted, api.Allowed):
+        names = ", ".join(field.name for field in dataclasses.fields(value))
+        assert f"`{value.__name__}({names})`" in section
+
+
+def test_signatures_of_the_export_to_onnx():
+    reason = "the packages of the extra onnx are not installed"
+    pytest.importorskip("onnxscript", reason=reason)
+    onnx_export = importlib.import_module("lowbitcli.onnx_export")
+    for name in onnx_export.__all__:
+        assert said(name, getattr(onnx_export, name)) in SECTIONS["onnx_export"]
+
+
+@pytest.mark.parametrize("i", range(len(EXAMPLES)))
+def test_example(i, capsys):
+    torch.manual_seed(i)
+    if "onnx" in EXAMPLES[i]:
+        pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    exec(compile(EXAMPLES[i], f"docs/api.md, example {i}", "exec"), {})
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) == PAGE.count("```python") >= 6
