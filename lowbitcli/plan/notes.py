@@ -27,6 +27,7 @@ def notes_on(plan: Plan, recipe: Recipe) -> tuple[str, ...]:
         *_alone(plan, recipe),
         *_requantized(plan),
         *_mixed_dtypes(plan),
+        *_unweighed(plan),
     )
 
 
@@ -123,4 +124,23 @@ def _mixed_dtypes(plan: Plan) -> list[str]:
     return [
         "the weights are F32, and transformers decodes these schemes to bf16 while the rest stays "
         "fp32: load the model with dtype=bfloat16"
+    ]
+
+
+def _unweighed(plan: Plan) -> list[str]:
+    """Tell of weights whose scales are searched without importance, which there could be."""
+    searched = [
+        weight
+        for weight in plan.quantized
+        if weight.target is not None
+        and weight.rule in weight.target.weighs
+        and not weight.recodes
+        and not weight.importance
+    ]
+    if not searched or any(weight.importance for weight in plan.quantized):
+        return []  # with a file, those that it lacks are named
+    return [
+        f"the scales of {len(searched):,} weights are searched for the least error of weights alone: "
+        "--importance FILE, which lowbit importance makes without data, weighs it by what each "
+        "input channel carries"
     ]

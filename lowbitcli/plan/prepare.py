@@ -114,6 +114,7 @@ def quantization(
 ) -> Iterator[tuple[Plan, Checkpoint, Recipe]]:
     """Plan a quantization and hold its source open; `non_finite` names weights to be kept."""
     recipe = recipe_of(request)
+    fake = request.fake or recipe.fake
     with ExitStack() as held:
         with _uncollected():
             checkpoint = held.enter_context(Checkpoint.open(source, strict=request.strict))
@@ -141,7 +142,7 @@ def quantization(
                     strict=request.strict,
                     split_groups=request.allow_split_groups,
                     non_finite=non_finite,
-                    fake=request.fake,
+                    fake=fake,
                     pad=request.pad,
                     nibbles=nibbles_of(request.nibbles),
                     raw_fp8=request.raw_fp8,
@@ -159,7 +160,7 @@ def quantization(
                     plan = replace(plan, chosen=_why(conditions.container))
                 told = (*notes_on(plan, recipe), *loads(plan, checkpoint, recipe))
                 plan = replace(plan, notes=(*plan.notes, *told))
-        suffix = f"{recipe.name}-fake" if request.fake else recipe.name
+        suffix = f"{recipe.name}-fake" if fake else recipe.name
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
 
 

@@ -135,6 +135,7 @@ class Recipe(BaseModel):
     layout: Annotated[tuple[Lie, ...], BeforeValidator(lies)] = ()
     thresholds: tuple[Threshold, ...] = ()
     kv_scale: Constant | None = None
+    fake: StrictBool = False
     nonfinite: Literal["error", "keep"] = "error"
 
     @model_validator(mode="before")
@@ -229,13 +230,8 @@ def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[s
 
 _SYNONYMS = {"Rule": ("ignore",), "Recipe": ("ignore", "exclude", "quantize", "extends")}
 _OURS = ("where", "name", "said")
-_NOT_WRITTEN = {
-    "name",
-    "description",
-    "consumer",
-    "defaults",
-    "thresholds",
-}  # decide nothing of the output
+# What decides nothing of the output, or (fake) is said of it besides.
+_NOT_WRITTEN = {"name", "description", "consumer", "defaults", "thresholds", "fake"}
 
 
 def _refuse_unknown(value: dict[str, Any], model: type[BaseModel]) -> None:

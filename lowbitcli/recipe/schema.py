@@ -32,6 +32,7 @@ WHAT = {
     "layout": "how stacks of experts and matrices lie in the source: pattern -> words",
     "thresholds": "what weights may lose, for lowbit verify --recipe",
     "kv_scale": "one scale for all keys and values of an FP8 cache",
+    "fake": "store what the quantized weights decode to, unquantized, as --fake does",
     "nonfinite": "a weight with NaN or Inf: stop, or keep it as it is",
 }
 WHAT_OF_RULES = {
