@@ -11,6 +11,7 @@ from lowbitcli.errors import OutputError, UnsupportedError, UsageError
 from lowbitcli.pipeline import memory
 from lowbitcli.recipe import schema
 from lowbitcli.search import measure as measuring
+from lowbitcli.search import text as texts
 from tests import experts as stacks
 from tests.checkpoints import everything_below, single, weight
 from tests.search import models
@@ -156,6 +157,24 @@ def test_names_that_look_like_patterns_and_layers_that_are_drafts(tmp_path):
     plan = api.plan_quantize(source, None, api.Request(recipe=path))
     assert len(plan.quantized) == len(found.scores) == 6
     assert plan.bits_per_weight == pytest.approx(found.bits(found.chosen.solution.cost))
+
+
+def test_patterns_that_take_more_than_is_meant_are_not_believed(tmp_path, monkeypatch):
+    source = models.dense(tmp_path / "m", layers=2)
+
+    def everything(labels, others):
+        return {label: ["*"] for label in labels.values()}
+
+    monkeypatch.setattr(texts, "patterns", everything)
+    with pytest.raises(UnsupportedError, match=r"no patterns tell model\.layers.* from others"):
+        choose(source, bits=6.0)
+
+
+def test_a_name_that_is_another_one_but_for_weight_is_told_of(tmp_path):
+    tensors = {"a.proj.weight": weight(64, 64), "a.proj": weight(64, 64, seed=1)}
+    source = single(tmp_path / "m", tensors)
+    with pytest.raises(UnsupportedError, match=r"the choice cannot be said in a recipe: .*a\.proj"):
+        choose(source, bits=9.0)
 
 
 def test_the_same_bytes_from_any_memory_and_number_of_threads(tmp_path, monkeypatch):

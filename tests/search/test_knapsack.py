@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -101,6 +102,22 @@ def test_a_model_of_many_layers_against_the_table(share):
     assert found is not None and found.is_proved
     small = [[(cost // unit, error) for cost, error in items] for items in classes]
     assert found.error == pytest.approx(least_by_table(small, budget // unit), rel=1e-11)
+
+
+def test_many_budgets_against_the_table():
+    """Sizes without a common measure, so that the best fill is seldom the first one found."""
+    generator = random.Random(3)
+    for _ in range(60):
+        classes = []
+        for _ in range(7):
+            size, hard = generator.randint(3, 30), generator.uniform(0.5, 2)
+            errors = (hard, hard * generator.uniform(0.2, 0.6), hard * generator.uniform(0, 0.2))
+            classes.append(list(zip((size, 2 * size - 1, 3 * size + 1), errors, strict=True)))
+        least = sum(items[0][0] for items in classes)
+        budget = int(least * generator.uniform(1.1, 2.5))
+        found = knapsack.solve(classes, budget)
+        assert found is not None and found.is_proved
+        assert found.error == pytest.approx(least_by_table(classes, budget), rel=1e-11)
 
 
 @pytest.mark.parametrize("bits", [5, 7, 12])
