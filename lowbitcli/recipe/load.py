@@ -164,6 +164,9 @@ rules:
 # Kinds that are kept by default and shall not be:
 # quantize: [heads]
 
+# Who is to load it; what that would not is refused:
+# consumer: vllm
+
 # How stacks of experts lie, where the model's type does not say it:
 # layout: {{"*.experts.gate_up_proj": in_out interleaved, "*.experts.down_proj": in_out}}
 """
