@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,20 @@ from lowbitcli.tensors import safe
 WIDTH, HEIGHT = 400, 220
 ROWS = 17  # of the curve's table
 UNITS = 400  # that are listed; the JSON has all of them
+_LABEL, _LINE = 90, 15  # how wide and high what is written beside a mark may be
 _BITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in the picture with what is written beside it; `left` is on which side."""
+    """A place in the picture with what is written beside it, at which height, and `left` of it or
+    not."""
 
     x: float
     y: float
     label: str
     left: bool
+    at: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def picture(found: Found) -> Picture | None:
     every = [*finite, *marked.values()]
     low, high = (math.log2(found.bits(pick(one.cost for one in every))) for pick in (min, max))
     high = max(high, low + 0.01)
-    floor = math.floor(min(found.db(one.error) for one in every) / 5) * 5
+    floor = math.floor(min(found.db(one.error) for one in every) / 5 - 0.5) * 5
     top = max(math.ceil(max(found.db(one.error) for one in every) / 5) * 5, floor + 5)
 
     def x(cost: int) -> float:
@@ -66,7 +69,7 @@ def picture(found: Found) -> Picture | None:
         return round(HEIGHT * (top - found.db(error)) / (top - floor), 1)
 
     def mark(one: Point, label: str) -> Mark:
-        return Mark(x(one.cost), y(one.error), label, x(one.cost) > WIDTH / 2)
+        return Mark(x(one.cost), y(one.error), label, x(one.cost) > WIDTH / 2, y(one.error) + 14)
 
     chosen = found.chosen
     mine = found.point(chosen.names) if chosen is not None else None
@@ -75,15 +78,25 @@ def picture(found: Found) -> Picture | None:
     bits = [n for n in _BITS if low <= math.log2(n) <= high]
     return Picture(
         "M" + "L".join(f"{x(one.cost)} {y(one.error)}" for one in finite),
-        tuple(mark(one, f"all {name}") for name, one in marked.items()),
+        _apart([mark(one, f"all {name}") for name, one in marked.items()]),
         mark(mine, "chosen") if mine is not None and mine.error > 0 else None,
         tuple((x(round(n * found.elements / 8)), str(n)) for n in bits),
         tuple(
             (round(HEIGHT * (top - n) / (top - floor), 1), str(n))
-            for n in range(floor, top + 1, step)
+            for n in range(-(-floor // step) * step, top + 1, step)
         ),
         f"from {_figures(found, finite[0])} to {_figures(found, finite[-1])}; {names}",
     )
+
+
+def _apart(marks: Sequence[Mark]) -> tuple[Mark, ...]:
+    """Return marks with what is written beside them one below the other, where it would overlap."""
+    placed: list[Mark] = []
+    for one in sorted(marks, key=lambda mark: (mark.at, mark.x)):
+        near = [x.at for x in placed if x.left == one.left and abs(x.x - one.x) < _LABEL]
+        at = max([one.at, *(height + _LINE for height in near if height + _LINE > one.at)])
+        placed.append(replace(one, at=round(at, 1)))
+    return tuple(placed)
 
 
 def _figures(found: Found, one: Point) -> str:
