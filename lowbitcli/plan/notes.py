@@ -140,7 +140,7 @@ def _unweighed(plan: Plan) -> list[str]:
     if not searched or any(weight.importance for weight in plan.quantized):
         return []  # with a file, those that it lacks are named
     return [
-        f"the scales of {len(searched):,} weights are searched for the least error of weights alone: "
-        "--importance FILE, which lowbit importance makes without data, weighs it by what each "
-        "input channel carries"
+        f"the scales of {len(searched):,} weights are searched for the least error of weights "
+        "alone: --importance FILE, which lowbit importance makes without data, weighs it by what "
+        "each input channel carries"
     ]
