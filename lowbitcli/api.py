@@ -22,6 +22,8 @@ from lowbitcli import report as reports
 from lowbitcli.checkpoint import manifest, shares
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
+from lowbitcli.importance import Measured
+from lowbitcli.importance import measure as importance
 from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.finite import find_non_finite
 from lowbitcli.pipeline.ledger import Progress, Result
@@ -327,6 +329,7 @@ __all__ = [
     "Allowed",
     "Found",
     "Inspection",
+    "Measured",
     "Outcome",
     "Plan",
     "Request",
@@ -336,6 +339,7 @@ __all__ = [
     "choose",
     "dequantize",
     "finish",
+    "importance",
     "inspect",
     "is_finished",
     "plan",

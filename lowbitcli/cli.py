@@ -90,6 +90,8 @@ def quantize(
     pad: opt.Pad = False,
     nibbles: opt.Nibbles = None,
     raw_fp8: opt.RawFp8 = False,
+    importance: opt.Importance = None,
+    activation_scales: opt.ActivationScales = None,
     max_shard_size: opt.MaxShardSize = None,
     force: opt.Force = False,
     max_memory: opt.MaxMemory = None,
@@ -140,6 +142,8 @@ def quantize(
         pad=pad,
         nibbles=nibbles.value if nibbles else "",
         raw_fp8=raw_fp8,
+        importance=importance,
+        activation_scales=activation_scales,
         max_shard_size=byte_count(max_shard_size, SHARD_SIZE),
     )
     if dry_run:
@@ -164,6 +168,53 @@ def quantize(
             progress=progress,
         )
     return _show_outcome(outcome, as_json=as_json, quiet=quiet, verbose=verbose, timings=timings)
+
+
+@command(app, "importance")
+def importance(
+    source: opt.Source,
+    output: opt.Output = None,
+    tokens: opt.Tokens = 512,
+    seed: opt.Seed = 0,
+    text: opt.Text = None,
+    device: opt.Device = "auto",
+    force: opt.Force = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> int:
+    """Measure how much each input channel of a model counts, without data.
+
+    Runs the model on random tokens, layer by layer, with transformers, and writes an exponent for
+    each input channel. quantize --importance weighs errors with them where it searches scales.
+
+    \b
+    Examples:
+      lowbit importance Llama-3.1-8B/ -o stats.safetensors
+      lowbit quantize Llama-3.1-8B/ --recipe nvfp4-best --importance stats.safetensors
+    """
+    from lowbitcli import api, console
+    from lowbitcli.progress import show_progress
+
+    if output is None:
+        raise UsageError("importance writes a file", hint="name it: -o stats.safetensors")
+    with show_progress("measuring", quiet=quiet) as progress:
+        measured = api.importance(
+            source,
+            output,
+            tokens=tokens,
+            seed=seed,
+            text=text,
+            device=device,
+            force=force,
+            progress=progress,
+        )
+    if not quiet:
+        console.notes(measured.notes)
+    if as_json:
+        console.document(measured.document())
+    elif not quiet:
+        console.data(measured.lines())
+    return 0
 
 
 @command(app, "dequantize")
@@ -427,6 +478,8 @@ def plan(
     pad: opt.Pad = False,
     nibbles: opt.Nibbles = None,
     raw_fp8: opt.RawFp8 = False,
+    importance: opt.Importance = None,
+    activation_scales: opt.ActivationScales = None,
     max_shard_size: opt.MaxShardSize = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -455,6 +508,8 @@ def plan(
         pad=pad,
         nibbles=nibbles,
         raw_fp8=raw_fp8,
+        importance=importance,
+        activation_scales=activation_scales,
         max_shard_size=max_shard_size,
         dry_run=True,
         as_json=as_json,
@@ -569,6 +624,7 @@ def recipe_auto(
     size: opt.TotalSize = None,
     schemes: opt.Schemes = None,
     floor_db: opt.FloorDb = None,
+    importance: opt.Importance = None,
     output: opt.NewRecipe = None,
     container: opt.ContainerName = "auto",
     device: opt.Device = "auto",
@@ -598,7 +654,8 @@ def recipe_auto(
     where = None if report is None else Path(report) if report else beside(output or Path(source))
     if where is not None:
         reports.check_path(where)
-    wanted = api.Wanted(bits, byte_count(size, "--size 3.2GB"), schemes or "", floor_db, container)
+    budget = bits, byte_count(size, "--size 3.2GB")
+    wanted = api.Wanted(*budget, schemes or "", floor_db, container, importance)
     allowed = api.Allowed(
         device,
         byte_count(max_memory) or api.DEFAULT,

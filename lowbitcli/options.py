@@ -112,6 +112,30 @@ Pad = Annotated[
         "fill an incomplete last block with zeros, where the container's readers know it",
     ),
 ]
+Importance = Annotated[
+    Path | None,
+    _option(
+        "--importance",
+        "IMPORTANCE",
+        "weigh the errors of columns where scales are searched, by a file of lowbit importance",
+        metavar="FILE",
+    ),
+]
+ActivationScales = Annotated[
+    Path | None,
+    _option(
+        "--activation-scales",
+        "ACTIVATION_SCALES",
+        "store scales of activations: a file of amax by module, .safetensors or .json",
+        metavar="FILE",
+    ),
+]
+Tokens = Annotated[int, _option("--tokens", "TOKENS", "tokens that the model is shown [512]")]
+Seed = Annotated[int, _option("--seed", "SEED", "which random tokens these are [0]")]
+Text = Annotated[
+    Path | None,
+    _option("--text", "", "take the tokens of a text instead of random ones", metavar="FILE"),
+]
 Force = Annotated[bool, _option("--force", "FORCE", "replace an output that exists")]
 MaxMemory = Annotated[
     str | None,
