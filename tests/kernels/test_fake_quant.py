@@ -62,6 +62,25 @@ def test_golden(function, name, tensors):
     assert difference(got, tensors[f"{function}|{name}|dequant"]) == ""
 
 
+CASTS = json.loads((GOLDEN / "casts.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize(("function", "name"), [(c["function"], c["input"]) for c in CASTS])
+def test_casts_without_a_scale(function, name, tensors):
+    """Values: E2M1 has one zero here, which others give a sign, and says nothing of NaN."""
+    x = tensors[f"input|{name}"]
+    codes = load_file(GOLDEN / "casts.safetensors")[f"{function}|{name}|codes"]
+    if "e4m3" in function:
+        want = codes.view(torch.float8_e4m3fn).float().reshape(x.shape)
+        assert difference(fake_quant.scaled_e4m3_impl(x), want) == ""
+        return
+    nibbles = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[..., : x.shape[-1]]
+    magnitude = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[(nibbles & 7).int()]
+    want = torch.where(nibbles > 7, -magnitude, magnitude).reshape(x.shape)
+    number = ~x.isnan()
+    assert torch.equal(fake_quant.fp4_cast_impl(x)[number], want[number])
+
+
 def test_fp4_cast_of_all_16_bit_floats():
     patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16)
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
