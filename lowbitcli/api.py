@@ -2,12 +2,12 @@
 
 Everything here takes paths and returns values; nothing prints, and nothing is kept between calls.
 Options are those of the commands: of `plan` and `quantize` in a `Request`, of how the work is
-spread in a `Spread`, all others by name. Sizes are in bytes, errors of the family in
-`lowbitcli.errors`. `progress` is called with bytes done, bytes in all, and the name of what is
-being worked on, from any thread; what it raises stops the run, which then can be resumed.
+spread in a `Spread`, all others by name. Sizes are in bytes. `progress` is called with bytes done,
+bytes in all and a name, from any thread; what it raises stops the run, which can be resumed.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,7 +104,7 @@ def plan(source: PathLike, output: PathLike | None = None, request: Request | No
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
-    return plan_quantize(source, output, request or Request())
+    return plan_quantize(source, output, _asked_for(request))
 
 
 def quantize(
@@ -132,8 +132,8 @@ def quantize(
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
-    request = request or Request()
-    options = Options(force, max_memory or DEFAULT, resume, readback, max_gpu_memory)
+    request = _asked_for(request)
+    options = _options(force, max_memory, resume, readback, max_gpu_memory)
     with _spread(spread, device, options) as (where, options):
         with quantization(source, output, request) as (plan, checkpoint, recipe):
             policy = request.nonfinite or recipe.nonfinite
@@ -173,7 +173,7 @@ def dequantize(
     Raises:
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
-    options = Options(force, max_memory or DEFAULT, resume, readback, max_gpu_memory)
+    options = _options(force, max_memory, resume, readback, max_gpu_memory)
     how: dict[str, Any] = {"dtype": dtype, "strict": strict, "raw_fp8": raw_fp8}
     how |= {"nibbles": nibbles, "max_shard_size": max_shard_size}
     with _spread(spread, device, options) as (where, options):
@@ -197,7 +197,7 @@ def finish(
         OutputError: shares are missing, or none is there.
         LowbitError: see lowbitcli.errors for what can go wrong, by kind.
     """
-    options = Options(force, max_memory or DEFAULT, True, readback)
+    options = _options(force, max_memory, True, readback)
     asked = Asked.of(shares.asked(Path(output)))
     with asked.planned(output) as (plan, checkpoint):
         result = finish_shares(plan, checkpoint, _due(plan), options, progress)
@@ -247,6 +247,11 @@ def verify(
         OutputError: the report cannot be written.
     """
     where = device_of(device)
+    for limit in (fail_under_db, max_rel_error):
+        if limit is not None and not (isinstance(limit, int | float) and math.isfinite(limit)):
+            raise UsageError(f"{limit!r} is no limit", hint="a finite number")
+    if isinstance(consumers, str):
+        raise UsageError("consumers are several names", hint=f"consumers=[{consumers!r}]")
     if report is not None:
         reports.check_path(Path(report))
     demands = Demands(
@@ -304,25 +309,22 @@ def _due(plan: Plan) -> Path:
 def _outcome(
     plan: Plan, result: Result, non_finite: dict[str, str], share: Share | None = None
 ) -> Outcome:
-    return Outcome(
-        plan,
-        _due(plan),
-        result.errors,
-        non_finite,
-        result.moved,
-        result.seconds,
-        result.peak_rss,
-        result.peak_gpu,
-        result.resumed,
-        result.complete,
-        result.stages,
-        result.equal,
-        result.blocks,
-        share,
-        result.missing,
-        result.forecast,
-        result.allowed,
-    )
+    return Outcome(plan, _due(plan), non_finite=non_finite, share=share, **vars(result))
+
+
+def _options(
+    force: bool, memory: int | None, resume: bool, readback: bool, gpu: int | None = None
+) -> Options:
+    for name, size in (("max_memory", memory), ("max_gpu_memory", gpu)):
+        if size is not None and not isinstance(size, int):
+            raise UsageError(f"{name} is a number of bytes, not {size!r}")
+    return Options(force, DEFAULT if memory is None else memory, resume, readback, gpu)
+
+
+def _asked_for(request: Request | None) -> Request:
+    if request is not None and not isinstance(request, Request):
+        raise UsageError(f"{request!r} is no request", hint="api.Request(scheme='mxfp8')")
+    return request or Request()
 
 
 __all__ = [

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lowbitcli import api, cli
+from lowbitcli.errors import UsageError
 from tests.checkpoints import weight, write
 
 ON_A_TERMINAL = {"context", "as_json", "quiet", "verbose", "timings", "dry_run"}
@@ -139,3 +140,27 @@ def test_runs_in_threads_know_nothing_of_each_other(tmp_path):
     assert [(tmp_path / "together" / f"{i}.safetensors").read_bytes() for i in range(2)] == alone
     after = (torch.get_num_threads(), dict(os.environ), Path.cwd(), torch.get_default_dtype())
     assert after == before
+
+
+def test_what_makes_no_sense_is_refused(tmp_path):
+    """As a usage error, before anything is written: no default, and no limit that all keep."""
+    source = source_in(tmp_path)
+    made = api.quantize(source, tmp_path / "q.safetensors").output
+    before = sorted(tmp_path.iterdir())
+    calls = {
+        "no request": lambda: api.quantize(source, None, {"scheme": "mxfp8"}),
+        "is no request": lambda: api.plan(source, None, "mxfp8"),
+        "0 bytes": lambda: api.quantize(source, max_memory=0),
+        "number of bytes, not '2GiB'": lambda: api.dequantize(made, max_memory="2GiB"),
+        "max_gpu_memory is": lambda: api.quantize(source, max_gpu_memory="8GiB"),
+        "nan is no limit": lambda: api.verify(made, against=source, fail_under_db=float("nan")),
+        "inf is no limit": lambda: api.verify(made, against=source, max_rel_error=float("inf")),
+        "'20dB' is no limit": lambda: api.verify(made, against=source, fail_under_db="20dB"),
+        "several names": lambda: api.verify(made, consumers="vllm"),
+        "no device is called": lambda: api.quantize(source, device="tpu"),
+        "is the source": lambda: api.quantize(source, source),
+    }
+    for words, call in calls.items():
+        with pytest.raises(UsageError, match=words):
+            call()
+    assert sorted(tmp_path.iterdir()) == before

@@ -11,7 +11,7 @@ DequantizeLinear.
 | the same, MX | FLOAT8E4M3FN, FLOAT8E5M2, FLOAT4E2M1 | fp32 powers of two, 2^-126 at least |
 
 The operators divide where eager multiplies by a reciprocal: integers and E4M3 that have an amax are
-one code off where x / scale lies within 2^-21 of a tie, and integers an ulp or two. With `exact`
+one code off where x / scale lies within 2^-20 of a tie, and integers an ulp or two. With `exact`
 they have eager's bits, by a multiplication before a scale of 1, which runtimes fuse less. All else
 has eager's bits. Integers hold no -0, and E2M1 keeps the -0 that eager makes 0. Left to the runtime
 are NaN, Inf, blocks below 2^-118, and what overflows fp16 where Half is asked for. ONNX has 6-bit
