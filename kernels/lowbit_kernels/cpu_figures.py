@@ -46,10 +46,24 @@ def figures(w: Tensor, v: Tensor) -> Tensor:
     """Return fp64 `[bands, 6]` of a weight `w` and values `v`, both `[rows, cols]` on the CPU and
     of any float dtype; steps are 0.
     """
+    return _figures(w, v, 1)[0]
+
+
+def figures_of_stack(w: Tensor, v: Tensor) -> Tensor:
+    """Return fp64 `[n, bands, 6]`, the figures of each matrix of `w` and `v`, both `[n, rows,
+    cols]`: of small matrices all at once, side by side in whole tiles.
+    """
+    wide = (0, -w.shape[-1] % WIDE)
+    left, right = (functional.pad(x, wide).transpose(0, 1).flatten(1) for x in (w, v))
+    return _figures(left, right, len(w))
+
+
+def _figures(w: Tensor, v: Tensor, matrices: int) -> Tensor:
+    """Return fp64 `[matrices, bands, 6]` of matrices that lie side by side."""
     bands, tiles = -(-w.shape[0] // BAND), -(-w.shape[1] // WIDE)
     sums = torch.empty(4, bands, tiles, WIDE, dtype=torch.float64)
     largest = torch.empty(bands, tiles * WIDE, dtype=torch.float64)
-    found = torch.zeros(bands, 6, dtype=torch.float64)
+    found = torch.zeros(matrices, bands, 6, dtype=torch.float64)
     if not w.numel():
         return found
     loops = _compiled(w, v)
@@ -57,9 +71,10 @@ def figures(w: Tensor, v: Tensor) -> Tensor:
         loops.columns(w, v, sums, largest)
     else:
         _columns(w, v, sums.flatten(-2), largest)
-    padded = functional.pad(tree_sum_of(sums), (0, (1 << (tiles - 1).bit_length()) - tiles))
-    found[:, :4] = tree_sum_of(padded).t()
-    found[:, 4] = largest.amax(-1)
+    own = tree_sum_of(sums).unflatten(-1, (matrices, tiles // matrices))
+    fill = (1 << (tiles // matrices - 1).bit_length()) - tiles // matrices
+    found[..., :4] = tree_sum_of(functional.pad(own, (0, fill))).permute(2, 1, 0)
+    found[..., 4] = largest.unflatten(-1, (matrices, -1)).amax(-1).t()
     return found
 
 
@@ -104,4 +119,4 @@ def _add_groups(
             torch.abs(d, out=most)
 
 
-__all__ = ["figures"]
+__all__ = ["figures", "figures_of_stack"]

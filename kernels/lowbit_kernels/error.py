@@ -131,6 +131,21 @@ def bands(w: Tensor, v: Tensor) -> list[Sums]:
     return _listed(w, figures(w, v).tolist())
 
 
+def bands_of_stack(w: Tensor, v: Tensor) -> list[list[Sums]]:
+    """Return `bands` of each matrix of a stack `w` and its values `v`, both `[n, rows, cols]`.
+
+    Raises:
+        ValueError: the shapes differ, or there is no stack.
+    """
+    check_shapes(w, v)
+    if w.dim() != 3:
+        raise ValueError(f"a stack has the shape [n, rows, cols], this {list(w.shape)}")
+    if w.device.type == "cpu" and not use_kernel(w):
+        found = cpu_figures.figures_of_stack(w, v).tolist()
+        return [_listed(one, rows) for one, rows in zip(w, found, strict=True)]
+    return [bands(one, of) for one, of in zip(w, v, strict=True)]
+
+
 def bands_of_parts(
     w: Tensor,
     parts: Mapping[str, Tensor],

@@ -299,7 +299,7 @@ def _swizzled_wide(shape: Shape) -> Layout:
     wide = (*stored[:-2], stored[-2] // 4, stored[-1] * 4)
     return Layout(
         "swizzled32x16",
-        lambda scale: _swizzle(scale).reshape(wide),
+        lambda scale: _swizzle(scale).reshape(*scale.shape[:-2], *wide[-2:]),
         lambda tensor: _unswizzle(rows, cols, tensor.reshape(stored)),
         _wide,
     )

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -114,6 +115,19 @@ def bytes_of(*tensors: Tensor) -> list[memoryview]:
     return [flat.numpy().data if flat.numel() else memoryview(b"") for flat in found]
 
 
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one device in memory of the CPU, after one wait for all of them."""
+    if not tensors or tensors[0].device.type == "cpu":
+        return list(tensors)
+    found = []
+    for tensor in tensors:
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+        copied = buffer(flat.numel(), flat.device).copy_(flat, non_blocking=True)
+        found.append(copied.view(tensor.dtype).reshape(tensor.shape))
+    torch.cuda.current_stream(tensors[0].device).synchronize()
+    return found
+
+
 def buffer(size: int, device: torch.device) -> Tensor:
     """Return `size` bytes to read into, pinned where they go on to a GPU.
 
@@ -152,6 +166,11 @@ class Rows:
     def source(self) -> dict[str, str]:
         """Return the checksum of every tensor read; right only after the last slice."""
         return {name: found.hexdigest() for name, found in sorted(self._hashes.items())}
+
+    def hash(self, part: Part, data: memoryview) -> None:
+        """Take the checksum of a part of which these are all bytes."""
+        found = self._hashes[part.key] = TensorHash()
+        found.update(data)
 
     def parts(self, some: Slice, *, again: bool = False) -> dict[str, Tensor]:
         """Return the parts of a slice in canonical layout; `again` where it was hashed before.

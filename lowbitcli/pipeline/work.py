@@ -73,16 +73,16 @@ class Copying:
 
     def __init__(self, job: Job, room: Room) -> None:
         self.job = job
-        self._weight, self._room = job.weights[0], room
+        self.weight, self._room = job.weights[0], room
         self._order = Order(room.crew)
-        self._hashes: dict[str, TensorHash] = {}
+        self.hashes: dict[str, TensorHash] = {}
 
     def steps(self) -> Iterator[Piece]:
         """Yield the pieces of every part, in order."""
         number = 0
-        for part, read in self._weight.reads.items():
+        for part, read in self.weight.reads.items():
             size = read.spec.nbytes
-            self._hashes[part] = TensorHash()
+            self.hashes[part] = TensorHash()
             for start in range(0, size, COPY_BYTES):
                 stop = min(start + COPY_BYTES, size)
                 yield Piece(partial(self._copy, part, start, stop, number), stop - start)
@@ -91,16 +91,16 @@ class Copying:
     def _copy(self, part: str, start: int, stop: int, number: int) -> None:
         raw = buffer(stop - start, torch.device("cpu")).numpy().data
         with self._room.clock.stage("read"):
-            self._room.checkpoint.read_into(self._weight.reads[part].spec.name, raw, start)
+            self._room.checkpoint.read_into(self.weight.reads[part].spec.name, raw, start)
         with self._room.clock.stage("write"):
-            self._room.writer.write(self._weight.writes[part], start, raw)
+            self._room.writer.write(self.weight.writes[part], start, raw)
         with self._order.turn(number), self._room.clock.stage("hash"):
-            self._hashes[part].update(raw)
+            self.hashes[part].update(raw)
 
     def done(self) -> Done:
         """Return what is known after the last step."""
-        weight = self._weight
-        hashes = {part: found.hexdigest() for part, found in self._hashes.items()}
+        weight = self.weight
+        hashes = {part: found.hexdigest() for part, found in self.hashes.items()}
         return Done(
             weight.name,
             {weight.reads[part].key: found for part, found in hashes.items()},
@@ -114,11 +114,11 @@ class Computing:
     def __init__(self, job: Job, room: Room, *, hold: bool) -> None:
         self.job = job
         self._room = room
-        self._members = [_Member(weight, room) for weight in job.weights]
+        self.members = [Member(weight, room) for weight in job.weights]
         self._twice = self._is_measured_first()
         self._keep = all(lossless.keeps_codes(weight) for weight in job.weights)
         self.is_held = hold
-        self._unmeasured = sum(len(member.slices) for member in self._members)
+        self._unmeasured = sum(len(member.slices) for member in self.members)
         self._is_measured = False
         self._lock = threading.Lock()
 
@@ -126,7 +126,7 @@ class Computing:
         """Yield the steps in an order in which none waits for a later one."""
         passes = (self._measure, self._finish) if self._twice else (self._finish,)
         for number, work in enumerate(passes):
-            for member in self._members:
+            for member in self.members:
                 for some in member.slices:
                     size = member.weight.bytes_in * (some.index + 1) // len(member.slices)
                     size -= member.weight.bytes_in * some.index // len(member.slices)
@@ -137,7 +137,7 @@ class Computing:
     def done(self) -> Done:
         """Return what is known after the last step."""
         done = Done(self.job.weights[0].name)
-        for member in self._members:
+        for member in self.members:
             done.source |= member.rows.source
             done.output |= member.output
             done.moved += member.moved
@@ -157,9 +157,9 @@ class Computing:
         rounded = [x for x in self.job.weights if x.target is not None and not x.recodes]
         if not rounded or all(weight.target.passes == 1 for weight in rounded if weight.target):
             return False
-        return sum(len(member.slices) for member in self._members) > 1
+        return sum(len(member.slices) for member in self.members) > 1
 
-    def _measure(self, member: "_Member", some: Slice) -> None:
+    def _measure(self, member: "Member", some: Slice) -> None:
         parts = member.rows.parts(some)
         self._room.warm.wait()
         with self._room.clock.stage("measure"):
@@ -178,7 +178,7 @@ class Computing:
 
         self._room.crew.tell(tell)
 
-    def _amax(self, member: "_Member", w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+    def _amax(self, member: "Member", w: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         amax = compute.measure(member.weight, w)
         if amax is None:
             raise non_finite(member.weight, self._room.checkpoint, self._room.device)
@@ -186,14 +186,14 @@ class Computing:
 
     def _share(self) -> None:
         """Make the scales of every matrix from the largest magnitudes of its slices."""
-        for matrix in range(self._members[0].matrices):
-            found = [member.amax_of(matrix) for member in self._members]
+        for matrix in range(self.members[0].matrices):
+            found = [member.amax_of(matrix) for member in self.members]
             whole = torch.stack(found).amax(0)
-            for member, own in zip(self._members, found, strict=True):
+            for member, own in zip(self.members, found, strict=True):
                 amax = whole if self.job.shared else own
                 member.shared[matrix] = compute.shared_scale(member.weight, amax, keep=self._keep)
 
-    def _finish(self, member: "_Member", some: Slice) -> None:
+    def _finish(self, member: "Member", some: Slice) -> None:
         weight = member.weight
         if self._twice:
             self._room.crew.wait_for(lambda: self._is_measured)
@@ -209,7 +209,7 @@ class Computing:
         member.store(some, out)
 
     def _computed(
-        self, member: "_Member", some: Slice, parts: Mapping[str, Tensor]
+        self, member: "Member", some: Slice, parts: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return what is stored of a slice, on the device."""
         weight = member.weight
@@ -232,7 +232,7 @@ class Computing:
         return out
 
 
-class _Member:
+class Member:
     """One weight of a job: its slices, and what is known of them."""
 
     def __init__(self, weight: Weight, room: Room) -> None:

@@ -9,7 +9,7 @@ known of a finished job goes to `Told`. Jobs are asked for as they are needed, s
 them out decides how long one worker is busy. Lock, journal and publishing are not its business.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,17 +20,20 @@ import torch
 from lowbitcli.checkpoint.files import AttachedFiles
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, DeviceError
-from lowbitcli.pipeline import memory
+from lowbitcli.pipeline import memory, together
 from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.crew import Crew, Step
 from lowbitcli.pipeline.pick import Picking
 from lowbitcli.pipeline.proof import Done
+from lowbitcli.pipeline.together import Together, is_small
 from lowbitcli.pipeline.warm import Warm
 from lowbitcli.pipeline.work import Computing, Copying, Piece, Room
 from lowbitcli.pipeline.write import Writer
 from lowbitcli.plan.asked import Asked
 from lowbitcli.plan.nouns import Job, Plan
 from lowbitcli.tensors import safe
+
+Work = Copying | Picking | Computing
 
 
 class Told(Protocol):
@@ -79,7 +82,7 @@ class Worker:
         def retire(step: Step) -> None:
             told.step(step.size, step.name)
             for work in step.completes:
-                if not isinstance(work, Copying | Picking | Computing):
+                if not isinstance(work, Work):
                     raise TypeError(f"{work} is no job")
                 if isinstance(work, Computing) and work.is_held:
                     self._held += work.job.bytes_in
@@ -95,27 +98,44 @@ class Worker:
 
     def _steps(self, jobs: Iterable[Job]) -> Iterator[Step]:
         """Yield the steps of all jobs; small jobs, one after the other, are one step together."""
-        batch: list[Piece] = []
-        within: list[Copying | Picking | Computing] = []
+        batch: list[tuple[Work, list[Piece]]] = []
+        held = 0
         for job in jobs:
             work = self._begin(job)
             pieces = list(work.steps())
-            if sum(piece.size for piece in pieces) > self._room.elements:
-                if within:
-                    yield _step(batch, within)
-                    batch, within = [], []
+            size = sum(piece.size for piece in pieces)
+            if size > self._room.elements:
+                if batch:
+                    yield self._small(batch)
+                    batch, held = [], 0
                 for number, piece in enumerate(pieces):
                     yield _step([piece], [work], number == len(pieces) - 1)
                 continue
-            batch += pieces
-            within.append(work)
-            if sum(piece.size for piece in batch) > self._room.elements:
-                yield _step(batch, within)
-                batch, within = [], []
-        if within:
-            yield _step(batch, within)
+            batch.append((work, pieces))
+            held += size
+            if held > self._room.elements:
+                yield self._small(batch)
+                batch, held = [], 0
+        if batch:
+            yield self._small(batch)
 
-    def _begin(self, job: Job) -> Copying | Picking | Computing:
+    def _small(self, batch: Sequence[tuple[Work, list[Piece]]]) -> Step:
+        """Return small jobs as one step, in which those that can be are done together."""
+        pieces = [piece for _, own in batch for piece in own]
+        works = [work for work, _ in batch]
+        some = [work for work in works if is_small(work)]
+        if len(some) < 2 or self.crew.device.type not in together.DEVICES:
+            return _step(pieces, works)
+        rest = [piece for work, own in batch if not is_small(work) for piece in own]
+
+        def do() -> None:
+            done = Together(some, self._room).work()
+            for piece in rest if done else pieces:
+                piece.work()
+
+        return _step([Piece(do, sum(piece.size for piece in pieces))], works)
+
+    def _begin(self, job: Job) -> Work:
         if len(job.weights) == 1 and job.weights[0].copies:
             return Copying(job, self._room)
         if len(job.weights) == 1 and job.weights[0].picks:
@@ -126,9 +146,7 @@ class Worker:
         return Computing(job, self._room, hold=hold)
 
 
-def _step(
-    pieces: Iterable[Piece], of: list[Copying | Picking | Computing], last: bool = True
-) -> Step:
+def _step(pieces: Iterable[Piece], of: Sequence[Work], last: bool = True) -> Step:
     """Return pieces as one step, which completes the jobs they are of if it is their `last`."""
     kept, name = list(pieces), of[0].job.weights[0].name
 

@@ -58,6 +58,19 @@ def test_every_layout_comes_back_and_keeps_what_it_says_on_paper(layout):
         assert checkpoints.same(fitted.decode(stored), tensor)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_a_stack_is_encoded_as_its_matrices_are(layout):
+    """What the pipeline does to small weights of one kind."""
+    for shape in (shape for shape in SHAPES[layout.name] if len(shape) in (0, 2)):
+        fitted = layout.at(shape)
+        dtype = torch.float32 if layout.name == "reciprocal1" else torch.uint8
+        stack = sample((3, *shape)).to(dtype)
+        if layout.name == "offset8":
+            stack = stack.view(torch.int8)
+        one_by_one = [fitted.encode(one).reshape(-1) for one in stack]
+        assert checkpoints.same(fitted.encode(stack).reshape(-1), torch.cat(one_by_one))
+
+
 def test_a_layout_for_a_shape_is_one_value():
     """Equal layouts make a weight that is copied, and not computed."""
     assert padded(16, 16) == padded(16, 16) and padded(16, 16) != padded(16, 16, swap=True)

@@ -107,6 +107,18 @@ def test_a_code_beside_the_nearest_is_more_than_half_a_step_off():
     assert before <= 0.5 < error.sums_of_parts(w, parts, element, block).steps
 
 
+@pytest.mark.parametrize("shape", ((3, 64, 128), (5, 130, 96), (1, 16, 16), (40, 7, 200)))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+def test_bands_of_a_stack_are_those_of_its_matrices(shape, dtype):
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    v = w.float() * 1.01
+    found = error.bands_of_stack(w, v)
+    assert found == [error.bands(one, of) for one, of in zip(w, v, strict=True)]
+    assert [sum(one.count for one in own) for own in found] == [w[0].numel()] * len(w)
+    with pytest.raises(ValueError, match="a stack has the shape"):
+        error.bands_of_stack(w[0], v[0])
+
+
 def test_nan_comes_through_and_nothing_is_nothing():
     w = torch.zeros(4, 16)
     v = w.clone().index_fill_(1, torch.tensor([3]), torch.nan)

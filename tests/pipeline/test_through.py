@@ -275,7 +275,8 @@ def test_too_little_memory_on_the_device_is_no_bug(tmp_path, source, monkeypatch
     def refuse(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("lowbitcli.pipeline.compute.measure", refuse)
+    for module in ("compute", "alike"):
+        monkeypatch.setattr(f"lowbitcli.pipeline.{module}.measure", refuse)
     with pytest.raises(DeviceError, match="too little memory") as caught:
         quantize(source, tmp_path / "out", device="cpu")
     assert "--device cpu" in caught.value.hint
