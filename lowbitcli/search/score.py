@@ -28,16 +28,17 @@ def scores(units: Sequence[Unit], measured: Measured, floor_db: float | None) ->
 
 
 def _score(unit: Unit, measured: Measured, floor_db: float) -> Score:
-    matrices = max(len(_matrices(weights, {})) for weights in unit.weights.values())
+    matrices = 0
     choices, below = {}, {}
     for name, weights in unit.weights.items():
-        found = measured.lost.get(name, {})
-        sums = [found.get(weight.name, Sums()) for weight in weights]
-        error = math.fsum(
-            _relative(one)
-            for one in _matrices(weights, {**found, **measured.weighed.get(name, {})}).values()
-        )
-        least = min((one.sqnr_db for one in sums), default=math.inf)
+        lost = measured.lost.get(name, {})
+        own = measured.weighed.get(name, {})
+        found = {w.name: one for w in weights if (one := lost.get(w.name)) is not None}
+        together = _matrices(weights)
+        matrices = max(matrices, len(together))
+        weighed = {name: own.get(name, one) for name, one in found.items()}
+        error = math.fsum(_relative(names, weighed) for names in together.values())
+        least = min((one.sqnr_db for one in found.values()), default=math.inf)
         choice = Choice(unit.costs[name], error, least)
         (choices if least >= floor_db else below)[name] = choice
     if not choices:
@@ -51,19 +52,22 @@ def _score(unit: Unit, measured: Measured, floor_db: float) -> Score:
     return Score(unit.name, unit.members, unit.elements, matrices, kept, choices, below)
 
 
-def _matrices(weights: Sequence[Weight], lost: Mapping[str, Sums]) -> dict[str, Sums]:
-    """Return the sums of each matrix, those of the experts of one projection together."""
-    found: dict[str, Sums] = {}
+def _matrices(weights: Sequence[Weight]) -> dict[str, list[str]]:
+    """Return the names of weights by matrix, those of the experts of one projection together."""
+    found: dict[str, list[str]] = {}
     for weight in weights:
-        key = _EXPERT.sub("*", weight.name)
-        found[key] = found.get(key, Sums()).plus(lost.get(weight.name, Sums()))
+        found.setdefault(_EXPERT.sub("*", weight.name), []).append(weight.name)
     return found
 
 
-def _relative(one: Sums) -> float:
-    if one.error == 0:
+def _relative(names: Sequence[str], lost: Mapping[str, Sums]) -> float:
+    """Return the squared error of a matrix over its squares."""
+    some = [lost[name] for name in names if name in lost]
+    error = math.fsum(one.error for one in some)
+    if error == 0:
         return 0.0
-    return one.error / one.signal if one.signal else math.inf
+    signal = math.fsum(one.signal for one in some)
+    return error / signal if signal else math.inf
 
 
 def items(found: Sequence[Score]) -> list[list[Item]]:

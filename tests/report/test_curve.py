@@ -43,6 +43,7 @@ def test_the_picture_lies_in_its_box_and_falls_from_right_to_left(found):
     heights = sorted(one.at for one in picture.uniform)
     assert all(b - a >= 15 for a, b in itertools.pairwise(heights))
     assert places == sorted(places, key=lambda one: (one[0], -one[1]))
+    assert places[0][1] > places[-1][1]  # less error is higher up
     assert places[0][0] == 0 and len(picture.uniform) == 3
     assert [label for _, label in picture.bits][:2] == ["5", "6"]
     heights = [y for y, _ in picture.db]

@@ -33,7 +33,7 @@ def least_by_table(classes, budget):
 
 
 @given(CLASSES, st.integers(0, 200))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nothing_within_the_budget_is_better(classes, budget):
     within = [error for cost, error in all_solutions(classes) if cost <= budget]
     found = knapsack.solve(classes, budget)
@@ -50,7 +50,7 @@ def test_nothing_within_the_budget_is_better(classes, budget):
 
 
 @given(CLASSES, st.integers(0, 200), st.integers(1, 3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_without_room_for_states_the_bound_still_holds(classes, budget, states):
     within = [error for cost, error in all_solutions(classes) if cost <= budget]
     found = knapsack.solve(classes, budget, states)
@@ -107,7 +107,7 @@ def test_a_model_of_many_layers_against_the_table(share):
 def test_many_budgets_against_the_table():
     """Sizes without a common measure, so that the best fill is seldom the first one found."""
     generator = random.Random(3)
-    for _ in range(60):
+    for _ in range(40):
         classes = []
         for _ in range(7):
             size, hard = generator.randint(3, 30), generator.uniform(0.5, 2)

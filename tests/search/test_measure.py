@@ -25,7 +25,7 @@ from tests.search import models
 SCHEMES = "nvfp4,nvfp4:mse,mxfp8,fp8,fp8_block128,mxfp4"
 
 
-def measured(path, schemes=SCHEMES, progress=None, by=None):
+def measured(path, schemes="nvfp4,mxfp8,fp8", progress=None, by=None):
     with Checkpoint.open(path) as checkpoint:
         known = paper(checkpoint, candidates(schemes), "auto", by)
         plans = {name: plan for name, plan in known.plans.items() if plan is not known.kept}
@@ -39,17 +39,16 @@ def quantized(source, target, scheme):
 
 
 def test_the_figures_are_those_of_a_run_that_quantizes(tmp_path):
-    source = models.dense(tmp_path / "m", layers=2)
-    found = measured(source).lost
+    source = models.dense(tmp_path / "m", layers=1)
+    found = measured(source, SCHEMES).lost
     for scheme in ("nvfp4", "mxfp8", "fp8", "fp8_block128", "mxfp4"):
         assert found[scheme] == quantized(source, tmp_path / scheme, scheme)
     better = [found["nvfp4:mse"][name].error < one.error for name, one in found["nvfp4"].items()]
-    assert len(better) == 14 and all(better)
+    assert len(better) == 7 and all(better)
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_vl_moe"])
-def test_stacks_are_measured_as_they_are_taken_apart(tmp_path, kind):
-    source = stacks.model(tmp_path / "m", kind)
+def test_stacks_are_measured_as_they_are_taken_apart(tmp_path):
+    source = stacks.model(tmp_path / "m", "qwen3_vl_moe")
     found = measured(source, "nvfp4,fp8").lost
     for scheme in ("nvfp4", "fp8"):
         assert found[scheme] == quantized(source, tmp_path / scheme, scheme)
@@ -76,9 +75,7 @@ def test_a_figure_is_that_of_the_arithmetic_alone(tmp_path):
     assert one.signal == alone.signal
 
 
-@pytest.mark.parametrize(
-    ("elements", "held", "threads"), [(1 << 13, 1 << 30, 1), (1 << 13, 0, 3), (1 << 20, 0, 2)]
-)
+@pytest.mark.parametrize(("elements", "held", "threads"), [(1 << 13, 1 << 30, 1), (1 << 13, 0, 3)])
 def test_neither_slices_nor_threads_nor_what_is_held_show(
     tmp_path, monkeypatch, elements, held, threads
 ):
@@ -156,10 +153,8 @@ def by_columns(path, source, seed=0):
 def test_with_importance_errors_are_those_of_weighed_columns(tmp_path):
     source = models.dense(tmp_path / "m", layers=1)
     by = by_columns(tmp_path / "h.safetensors", source)
-    plain, found = measured(source), measured(source, by=by)
-    assert {scheme: found.lost[scheme] for scheme in ("nvfp4", "mxfp8", "fp8", "mxfp4")} == {
-        scheme: plain.lost[scheme] for scheme in ("nvfp4", "mxfp8", "fp8", "mxfp4")
-    }
+    plain, found = (measured(source, "nvfp4,mxfp8,mxfp4", by=one) for one in (None, by))
+    assert found.lost == plain.lost
     name = "model.layers.0.mlp.down_proj"
     w, h = read(source)[f"{name}.weight"].double(), by.tensors[name][1]
     weights = torch.tensor([2.0 ** (e - 256 if e > 127 else e) for e in h], dtype=torch.float64)

@@ -111,7 +111,7 @@ NAME = st.lists(PART, min_size=1, max_size=4).map(lambda parts: ".".join(["m", *
 
 
 @given(st.dictionaries(NAME, st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=14))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_name_gets_its_label_and_no_other(wanted):
     labels = {name: label for name, label in wanted.items() if label is not None}
     found = patterns(labels, [name for name, label in wanted.items() if label is None])
