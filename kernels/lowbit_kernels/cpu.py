@@ -200,12 +200,7 @@ def quantize_nvfp4(
 
 
 def quantize_mx(
-    w: Tensor,
-    element: Format,
-    rule: str,
-    reference: Reference,
-    dtype: torch.dtype,
-    h: Tensor | None,
+    w: Tensor, element: Format, rule: str, reference: Reference, dtype: torch.dtype, h: Any
 ) -> tuple[Tensor, Tensor]:
     """Return data, of `dtype`, and scales of an MX format; `h` weighs the columns in rule mse."""
     # Weights of columns need whole rows.
