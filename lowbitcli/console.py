@@ -21,6 +21,7 @@ from lowbitcli.tensors import safe
 
 BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ended
 INTERRUPTED = 130
+_LONGEST_LINE = 2000  # characters of a message
 
 
 def size(count: float) -> str:
@@ -80,11 +81,18 @@ def notes(messages: Iterable[str]) -> None:
 
 def _complain(label: str, message: str, style: str) -> None:
     """Write `label: message` to stderr; further lines of the message are indented."""
-    first, *rest = message.split("\n")
+    first, *rest = (_clipped(line) for line in message.split("\n"))
     text = Text(f"{label}:", style=f"bold {style}") + Text(f" {safe(first)}")
     for line in rest:
         text += Text(f"\n  {safe(line.strip())}")
     Console(stderr=True).print(text, soft_wrap=True)
+
+
+def _clipped(line: str) -> str:
+    """Return a line that a reader can take: a name in it may have a million characters."""
+    if len(line) <= _LONGEST_LINE:
+        return line
+    return f"{line[:_LONGEST_LINE]}... ({len(line) - _LONGEST_LINE:,} characters more)"
 
 
 def _let_go_of_stdout() -> None:

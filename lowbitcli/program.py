@@ -129,11 +129,16 @@ def _terminate(*_: object) -> None:
     raise Terminated
 
 
+_built = functools.cache(typer.main.get_command)  # the parser, which takes longer than it works
+
+
 def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run a command line, and return its exit code."""
     console.tolerate()
     try:
-        code = app(with_optional_values(arguments), prog_name="lowbit", standalone_mode=False)
+        code = _built(app)(
+            with_optional_values(arguments), prog_name="lowbit", standalone_mode=False
+        )
     except typer.Abort as error:  # Ctrl-C before a command began
         return console.report(error.__cause__ or KeyboardInterrupt())
     except typer.Exit as error:

@@ -218,7 +218,7 @@ def document(root: Path, names: list[str], name: str, limit: int) -> dict[str, A
     Raises:
         CheckpointError: it is no such thing, or larger than `limit` bytes.
     """
-    if name not in names:
+    if name not in names and not (root / name).is_dir():  # which is none of `names`
         return None
     where = safe(str(root / name))
     return strict_json.parse_object(strict_json.read_bytes(inside(root, name), where, limit), where)

@@ -34,10 +34,9 @@ def made_from(document: Any, where: str) -> Made | None:
         groups = document.get(key) if isinstance(document, dict) else None
         if not isinstance(groups, dict) or not all(isinstance(x, list) for x in groups.values()):
             raise CheckpointError(f"{where}: it does not say what became of the weights")
-        names = {name: group for group, listed in groups.items() for name in listed}
-        if not all(isinstance(name, str) for name in names):
+        if not all(isinstance(name, str) for listed in groups.values() for name in listed):
             raise CheckpointError(f"{where}: a name of a weight is no text")
-        found.append(names)
+        found.append({name: group for group, listed in groups.items() for name in listed})
     return Made(*found)
 
 

@@ -45,10 +45,13 @@ def parse(raw: bytes, where: str) -> Any:
     """Return the value of any other JSON document.
 
     Raises:
-        CheckpointError: not UTF-8, not JSON, a key twice with different values, or nested too deep.
+        CheckpointError: not UTF-8, not JSON, not Unicode, a key twice with different values, or
+            nested too deep.
     """
     value = _decode(raw, where, _PLAIN)
     refuse_depth(value, where)
+    if b"\\ud" in raw or b"\\uD" in raw:
+        _refuse_halves(value, where)
     return value
 
 
@@ -75,10 +78,11 @@ def read_bytes(path: str | Path, where: str, limit: int) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise CheckpointError(f"{where}: cannot be opened: {error.strerror}") from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise CheckpointError(f"{where}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{where}: not a regular file")
         if found.st_size > limit:
             raise CheckpointError(f"{where}: {found.st_size} bytes; at most {limit} are read")
         try:
@@ -96,6 +100,14 @@ def refuse_depth(value: Any, where: str) -> None:
             return
         level = [x for item in inner for x in (item.values() if isinstance(item, dict) else item)]
     raise CheckpointError(f"{where}: JSON nested deeper than {MAX_DEPTH} levels")
+
+
+def _refuse_halves(value: Any, where: str) -> None:
+    """Refuse half a surrogate pair: it is no text, and cannot be written to a file again."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{where}: not Unicode: half a surrogate pair") from error
 
 
 def _decode(raw: bytes, where: str, decoder: json.JSONDecoder) -> Any:

@@ -2,9 +2,10 @@
 the wrong kind."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from lowbitcli.containers.container import Finding, Listing, QuantizedWeight, Stored
-from lowbitcli.containers.layouts import Layout
+from lowbitcli.containers.layouts import IDENTITY, VECTOR1, Layout
 from lowbitcli.errors import LowbitError
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, Shape, TensorSpec
@@ -48,14 +49,18 @@ def weight_from(
         return None, [Finding("mismatch", data_name, f"declared {scheme.name}: {error.message}")]
     if any(stored.layout.fitted is not None for stored in bound.values()):
         bound = {part: stored.at(specs[part].shape) for part, stored in bound.items()}
+    flat = {}
     for part, stored in bound.items():
         want = stored.layout.spec(specs[part])
         have = listing.tensors[names[part]]
         problem = _mismatch(stored, want, have)
         if problem:
             findings.append(Finding("mismatch", have.name, f"{scheme.name} of {stem}: {problem}"))
+        elif have.shape != want.shape and stored.layout is IDENTITY:
+            flat[part] = replace(stored, layout=VECTOR1)  # a scalar is decoded to one
     if findings:
         return None, findings
+    bound = {**bound, **flat} if flat else bound
     name = name or stem + ".weight"
     return QuantizedWeight(name, scheme, shape, dtype_of(name), names, bound, plain), []
 

@@ -1,35 +1,23 @@
 """F12: mutated headers, held against the safetensors library: nothing is taken that it refuses, and
 what both take means the same to both.
 
-`FAULTS=all` (make faults) tries a million. What was found is kept in `FOUND`.
+`FAULTS=all` (make faults) tries a million. What was found is kept in `FOUND`, and in `found/`,
+whose names say how each ends, what a fuzzer found that went by coverage (fuzz.py).
 """
 
 import random
-import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
-from safetensors import SafetensorError, deserialize
 
-from lowbitcli.checkpoint import header
-from lowbitcli.errors import CheckpointError
+from tests.attacks.against import SECONDS, verdict
 from tests.attacks.mutation import mutated, with_length
 from tests.faults.shim import LONG
 from tests.faults.spread import spread
 
 MUTATIONS = 1_000_000 if LONG else 10_000
 BATCHES = 20
-SECONDS = 0.05  # of processor time, for one header
-
-# What the library takes and we refuse, by what is said of it.
-ON_PURPOSE = (
-    "does not start with {",
-    "appears twice",
-    "overflows 63 bits",
-    "digits",
-    "nested",
-    "out of range",
-)
 
 ONE = b'"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}'
 FOUND = {  # JSON, bytes after it, how it ends
@@ -48,45 +36,12 @@ FOUND = {  # JSON, bytes after it, how it ends
 }
 
 
-def ours(blob):
-    """Return what we make of a file: a header, or why it is refused."""
-    try:
-        length = header.json_length(blob[:8], len(blob), "x")
-        return header.parse(blob[8 : 8 + length], len(blob), "x")
-    except CheckpointError as error:
-        assert error.exit_code == 4
-        return error
-
-
-def verdict(blob):
-    """Hold a file against the library, and say how it ended."""
-    try:
-        theirs = dict(deserialize(blob))
-    except SafetensorError:
-        theirs = None
-    began = time.process_time()
-    found = ours(blob)
-    seconds = time.process_time() - began
-    if isinstance(found, CheckpointError):
-        if theirs is None:
-            return "both refuse", seconds
-        assert any(reason in found.message for reason in ON_PURPOSE), (found.message, blob)
-        return "refused on purpose", seconds
-    assert theirs is not None, ("taken, and the library refuses it", blob)
-    assert found.entries.keys() == theirs.keys(), blob
-    for name, (spec, start, stop) in found.entries.items():
-        said = theirs[name]
-        assert (spec.dtype, list(spec.shape)) == (said["dtype"], list(said["shape"])), blob
-        assert blob[start:stop] == bytes(said["data"]), blob
-    return "both take", seconds
-
-
 def test_f12_mutated_headers(tmp_path):
     def case(number, _):
         draw = random.Random(f"headers {number}")
         counts, slowest = Counter(), 0.0
         for _ in range(MUTATIONS // BATCHES):
-            how, seconds = verdict(mutated(draw))
+            how, seconds, _ = verdict(mutated(draw))
             counts[how] += 1
             slowest = max(slowest, seconds)
         return counts, slowest
@@ -104,6 +59,14 @@ def test_f12_mutated_headers(tmp_path):
 def test_what_was_found_before(name):
     text, size, how = FOUND[name]
     assert verdict(with_length(text, size))[0] == how
+
+
+def test_what_the_fuzzer_found():
+    kept = sorted((Path(__file__).parent / "found").glob("*.safetensors"))
+    for path in kept:
+        how = verdict(path.read_bytes())[0]
+        assert path.name.startswith(how.replace(" ", "-")), path.name
+    assert len(kept) > 25
 
 
 def test_a_flawless_header_is_taken():
