@@ -159,6 +159,10 @@ class Lanes:
         name = "sitofp" if one in (F32, F64) else "sext"
         return self._of(getattr(self._builder, name)(self.value, self._type(one)))
 
+    def truncated_to(self, one: Any) -> "Lanes":
+        """Convert floats that are small enough, and numbers, to signed integers, towards zero."""
+        return self._of(self._builder.fptosi(self.value, self._type(one)))
+
     def spread(self, count: int) -> "Lanes":
         """Return one number in `count` lanes."""
         kind, place = ir.VectorType(self.value.type, count), ir.Constant(I32, 0)

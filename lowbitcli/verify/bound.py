@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import rounding
-from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, E8M0, INT4, INT8, Format
+from lowbit_kernels.error_codes import Ruler, codes_of, held, values_of
+from lowbit_kernels.formats import E8M0, Format
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, DTYPES, GLOBAL_SCALE, SCALE
+from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
 
 FP32_WRITER = 2.0**-21
 BF16_WRITER = 2.0**-7
@@ -55,25 +56,20 @@ class Fit(NamedTuple):
     underflow: int
 
 
-def values_of(element: Format) -> Tensor:
-    """Return the value of every code of an element format, NaN where a code is not one to be used.
-
-    Raises:
-        ValueError: no code of this format can be looked at here.
-    """
-    codes = torch.arange(1 << element.bits, dtype=torch.int16).to(torch.uint8)
-    if element is E2M1:
-        return torch.tensor(E2M1_VALUES)
-    if element is E4M3 or element is E5M2:
-        return codes.view(getattr(torch, DTYPES[element.dtype][1])).float()
-    if element is INT8 or element is INT4:
-        codes = codes.view(torch.int8)
-        values = (codes if element is INT8 else (codes ^ 8) - 8).float()
-        return torch.where(values < -element.max, math.nan, values)
-    raise ValueError(f"verify cannot read {element.name}")
+@cache
+def half_gap(element: Format) -> float:
+    """Return half of the widest gap between neighbours of a format, in steps."""
+    values = values_of(element)
+    return float(values[values.isfinite()].unique().diff().amax()) / 2
 
 
 @cache
+def ruler(element: Format, widening: float | None) -> Ruler:
+    """Return what the codes of a format are held to."""
+    low, high = _intervals(element, widening)
+    return Ruler(element, low, high, element.max * (1 + (widening or 0.0)), half_gap(element))
+
+
 def _intervals(element: Format, widening: float | None) -> tuple[Tensor, Tensor]:
     """Return low and high of every code."""
     values = values_of(element)
@@ -100,14 +96,8 @@ def is_exact(scheme: Scheme, rules: Iterable[str]) -> bool:
     return scheme.name in EXACT and set(rules) <= EXACT_RULES
 
 
-def codes_of(element: Format, data: Tensor) -> Tensor:
-    """Return the code of each element, int32 `[rows, cols]`, of canonical `data`."""
-    codes = rounding.unpack(data) if element.per_byte == 2 else data.view(torch.uint8)
-    return codes.to(torch.int32)
-
-
 def step_of(scheme: Scheme, parts: Mapping[str, Tensor], first_row: int, rows: int) -> Tensor:
-    """Return what a code of value 1 stands for: fp32 that broadcasts over `[rows, blocks, cols]`.
+    """Return what a code of value 1 stands for: fp32 `[rows, blocks]`, or `[1, blocks]` for all.
 
     `first_row` is where these rows begin in the matrix.
     """
@@ -117,11 +107,11 @@ def step_of(scheme: Scheme, parts: Mapping[str, Tensor], first_row: int, rows: i
         step = step * parts[GLOBAL_SCALE]
     high = scheme.block[0]
     if high is None:
-        return step.reshape(1, 1, 1)
+        return step.reshape(1, 1)
     if high > 1:
         index = torch.arange(first_row, first_row + rows, device=step.device) // high
         step = step[index - first_row // high]
-    return step.unsqueeze(-1)
+    return step
 
 
 def fit(
@@ -138,28 +128,24 @@ def fit(
     rows, cols = w.shape
     step = step_of(scheme, parts, first_row, rows)
     codes = codes_of(scheme.element, parts[DATA])
-    low, high = (x.to(w.device) for x in _intervals(scheme.element, widening))
-    width = scheme.block[1] or cols
-    x = w.float()
-    if cols % width:
-        step = step.expand(-1, -1, width).flatten(1)[:, :cols]
-    else:
-        x = x.unflatten(1, (step.shape[1], width))
-    q = (x / step).reshape(rows, cols)
-    lost = step == 0
-    underflow = 0
-    if bool(lost.any()):
-        zero = lost.expand_as(x).reshape(rows, cols)
-        underflow = int((zero & (w != 0)).sum())
-        q = torch.where(zero, 0.0, q)
-        codes = torch.where(zero, 0, codes)
-    # Said this way round so that NaN is outside.
-    inside = (q >= low[codes]) & (q <= high[codes])
-    largest = scheme.element.max * (1 + (widening or 0.0))
-    clipped = int(((q.abs() > largest) & inside).sum())
+    held_to = ruler(scheme.element, widening)
+    inside, clipped, lost = held(w.float(), codes, step, held_to, scheme.block[1] or cols)
     outside = rows * cols - int(inside.sum())
-    first = None
-    if outside:
-        at = int((~inside).reshape(-1).to(torch.uint8).argmax())
-        first = (at // cols, at % cols)
-    return Fit(outside, first, clipped, underflow)
+    first = divmod(int(inside.flatten().to(torch.uint8).argmin()), cols) if outside else None
+    return Fit(outside, first, int(clipped.sum()), int((lost & (w != 0)).sum()))
+
+
+__all__ = [
+    "BF16_WRITER",
+    "EXACT",
+    "FP32_WRITER",
+    "RESCALED_WRITER",
+    "Fit",
+    "codes_of",
+    "fit",
+    "half_gap",
+    "is_exact",
+    "ruler",
+    "step_of",
+    "values_of",
+]

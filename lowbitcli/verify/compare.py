@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowbit_kernels.error import BAND, Sums, sums
+from lowbit_kernels import error_looks
+from lowbit_kernels.error import Sums, bands
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.pipeline.arithmetic import torch_dtype
@@ -17,10 +18,10 @@ from lowbitcli.pipeline.read import pick
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.tensors import DATA
 from lowbitcli.verify import diagnose
-from lowbitcli.verify.bound import Fit, fit, step_of
+from lowbitcli.verify.bound import half_gap, ruler, step_of
 from lowbitcli.verify.nouns import Figures, Problem, WeightRow
 from lowbitcli.verify.rows import Rows
-from lowbitcli.verify.spread import Spread, half_gap, spread
+from lowbitcli.verify.spread import Spread, seen
 
 COPY_BYTES = 16 << 20  # what is read at once of tensors that must be equal
 
@@ -64,15 +65,20 @@ def quantized(
     total, outside, clipped, underflow, spreads = Sums(), 0, 0, 0, Spread()
     first: tuple[int, ...] | None = None
     told = ""
+    held_to = ruler(scheme.element, widening)
     for matrix, start, stop in ours.bands():
         w = theirs.values(theirs.parts(matrix, start, stop))
         parts = ours.parts(matrix, start, stop)
-        v = ours.values(parts)
+        step = step_of(scheme, parts, start, stop - start)
+        v = error_looks.values(parts[DATA], step, held_to, scheme.block)
+        v = ours.values(parts) if v is None else v
         total = _add(total, w, v)
-        found = fit(scheme, w, parts, start, widening)
-        spreads = spreads.plus(spread(scheme, w, v, parts, start, _lead(ours.weight, matrix)))
+        found = error_looks.look(w, v, parts[DATA], step, held_to, scheme.block)
+        lead = _lead(ours.weight, matrix)
+        spreads = spreads.plus(seen(scheme, found, w, v, parts, start, lead))
         if found.first is not None and first is None:
-            first = _place(ours.weight, matrix, start, found)
+            row, col = found.first
+            first = (*lead, start + row, col)
             told = _told(ours, w, parts, start, found.first)
         outside += found.outside
         clipped += found.clipped
@@ -137,8 +143,8 @@ def _bits(values: Tensor) -> Tensor:
 
 def _add(total: Sums, w: Tensor, v: Tensor) -> Sums:
     """Add the sums of some rows, a band at a time, as they are added over the whole weight."""
-    for start in range(0, w.shape[0], BAND):
-        total = total.plus(sums(w[start : start + BAND], v[start : start + BAND]))
+    for one in bands(w, v):
+        total = total.plus(one)
     return total
 
 
@@ -205,11 +211,6 @@ def _lead(weight: SourceWeight, matrix: int) -> tuple[int, ...]:
     ]
 
 
-def _place(weight: SourceWeight, matrix: int, start: int, found: Fit) -> tuple[int, ...]:
-    row, col = found.first or (0, 0)
-    return (*_lead(weight, matrix), start + row, col)
-
-
 def _told(ours: Rows, w: Tensor, parts: dict[str, Tensor], start: int, place: Sequence[int]) -> str:
     """Return where the first element outside is, what it is and what is stored for it."""
     scheme = ours.weight.scheme
@@ -217,9 +218,9 @@ def _told(ours: Rows, w: Tensor, parts: dict[str, Tensor], start: int, place: Se
         raise ValueError("only a quantized weight has codes")
     row, col = place
     step = step_of(scheme, parts, start, w.shape[0])
-    step = step.expand(w.shape[0], -1, -1)
+    step = step.expand(w.shape[0], -1)
     block = col // (scheme.block[1] or w.shape[1])
-    unit = float(step[row, block, 0])
+    unit = float(step[row, block])
     stored = float(ours.values(parts)[row, col])
     high = scheme.block[0]
     across = 0 if high is None else (start + row) // high

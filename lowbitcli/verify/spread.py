@@ -21,26 +21,22 @@ on how the rows were cut, as long as no block is.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lowbit_kernels import rounding
-from lowbit_kernels.error import BAND
-from lowbit_kernels.formats import E8M0, Format
+from lowbit_kernels.error_codes import BINS, UNIT, Look, Worst
+from lowbit_kernels.error_looks import look
+from lowbit_kernels.formats import E8M0
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import SCALE
-from lowbitcli.verify.bound import step_of, values_of
+from lowbitcli.tensors import DATA, SCALE
+from lowbitcli.verify.bound import FP32_WRITER, half_gap, ruler, step_of
 from lowbitcli.verify.nouns import WorstBlock
 
-BINS = 32
-_UNIT = 1 << 20  # of a half gap, in which errors are added
-_FAR = 1024  # half gaps; what is further off counts as this
-_INWARD = BINS / 2 * (1 - 2.0**-18)  # puts what lies on the end of a bin, but for roundings, in it
+RIVAL = 1e-3  # relative: squares in fp32 that are further apart are in the order of the errors
 
 
 @dataclass(frozen=True)
@@ -78,14 +74,7 @@ class Spread:
     def in_steps(self, total: int, half: float) -> float | None:
         """Return `total`, one of the sums, as a mean over the elements, in steps."""
         number = sum(self.counts)
-        return half * total / _UNIT / number if number else None
-
-
-@cache
-def half_gap(element: Format) -> float:
-    """Return half of the widest gap between neighbours of a format, in steps."""
-    values = values_of(element)
-    return float(values[values.isfinite()].unique().diff().amax()) / 2
+        return half * total / UNIT / number if number else None
 
 
 def spread(
@@ -102,102 +91,70 @@ def spread(
     `first_row` is where they begin in their matrix, a multiple of the rows of a block; `lead` is
     the place of the matrix in its stack.
     """
-    rows = w.shape[0]
-    step = step_of(scheme, parts, first_row, rows)
-    least, most = _scales(scheme, parts[SCALE])
-    high = BAND if w.device.type == "cpu" else max(rows, 1)
-    total = Spread(least=least, most=most)
-    for start in range(0, rows, high):
-        here = slice(start, start + high)
-        of_rows = step if step.shape[0] == 1 else step[here]
-        total = total.plus(_seen(scheme, w[here], v[here], of_rows, first_row + start, lead))
-    return total
+    step = step_of(scheme, parts, first_row, w.shape[0])
+    found = look(w, v, parts[DATA], step, ruler(scheme.element, FP32_WRITER), scheme.block)
+    return seen(scheme, found, w, v, parts, first_row, lead)
 
 
-def _seen(
-    scheme: Scheme, w: Tensor, v: Tensor, step: Tensor, first_row: int, lead: tuple[int, ...]
+def seen(
+    scheme: Scheme,
+    found: Look,
+    w: Tensor,
+    v: Tensor,
+    parts: Mapping[str, Tensor],
+    first_row: int,
+    lead: tuple[int, ...],
 ) -> Spread:
-    """Return what is known of rows, but for their scales; `step` is as of `step_of`."""
-    width = scheme.block[1] or w.shape[1]
-    x = w.float()
-    d = v - x
-    lost = step == 0
-    is_lost = bool(lost.any())
-    e = _over(d, torch.where(lost, 1.0, step) if is_lost else step, width)
-    squares = _per_block(scheme, e.square())
-    dead = 0
-    told = e.flatten()
-    if is_lost:
-        here = _over(torch.ones_like(x), torch.where(lost, 0.0, 1.0), width) != 1
-        told = e[~here]
-        dead = int(torch.count_nonzero(_per_block(scheme, (here & (x != 0)).float())))
-    bins, far, bias = _grid(told, half_gap(scheme.element))
-    zeros = int(torch.count_nonzero((v == 0) & (x != 0)))
-    steps = step[:: scheme.block[0] or 1, :, 0].double().expand_as(squares)
-    norms = torch.where(steps == 0, 1.0, steps) * squares.double().sqrt()
-    worst = _worst(scheme, x, d, norms, first_row, lead)
-    return Spread(bins, far, bias, zeros, norms.numel(), dead, worst=worst)
-
-
-def _over(x: Tensor, step: Tensor, width: int) -> Tensor:
-    """Return `x [rows, cols]` over the step of each element; `step` is as of `step_of`."""
-    cols = x.shape[1]
-    if cols % width:
-        return x / step.expand(-1, -1, width).flatten(1)[:, :cols]
-    return (x.unflatten(1, (-1, width)) / step).reshape(x.shape)
-
-
-def _grid(e: Tensor, half: float) -> tuple[tuple[int, ...], int, int]:
-    """Return the bins of errors in steps, and the sums of |e / half| and of e / half.
-
-    Every bin holds its outer end: an error of half a gap is one of rounding.
-    """
-    e = e / half
-    place = (e * _INWARD).add_(BINS // 2 + 1).clamp_(0, BINS + 1).to(torch.int32)
-    counts = torch.bincount(place.clamp_(0, BINS + 1), minlength=BINS + 2)  # NaN is any integer
-    whole = e.clamp_(-_FAR, _FAR).mul_(_UNIT).round_().to(torch.int32)
-    bias = whole.sum(dtype=torch.int64)
-    return tuple(counts.tolist()), int(whole.abs_().sum(dtype=torch.int64)), int(bias)
-
-
-def _block(scheme: Scheme, cols: int) -> tuple[int, int]:
-    """Return the (rows, cols) that are looked at together."""
-    return scheme.block[0] or 1, scheme.block[1] or cols
-
-
-def _per_block(scheme: Scheme, x: Tensor) -> Tensor:
-    """Return the sums of each block, `[blocks down, blocks across]`, added in a fixed order."""
-    high, wide = _block(scheme, x.shape[1])
-    x = functional.pad(x, (0, -x.shape[1] % wide, 0, -x.shape[0] % high))
-    x = x.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).transpose(1, 2)
-    tall, broad = (1 << (n - 1).bit_length() for n in (high, wide))
-    x = functional.pad(x, (0, broad - wide, 0, tall - high))
-    return rounding.tree_sum_of(rounding.tree_sum_of(x))
+    """Return what a look at rows says of how their errors are spread; arguments as of `spread`."""
+    worst = _worst(scheme, found.worst, w, v, first_row, lead)
+    return Spread(
+        found.counts,
+        found.far,
+        found.bias,
+        found.zeros,
+        found.blocks,
+        found.lost,
+        *_scales(scheme, parts[SCALE]),
+        worst,
+    )
 
 
 def _worst(
     scheme: Scheme,
-    x: Tensor,
-    d: Tensor,
-    norms: Tensor,
+    candidates: Sequence[Worst],
+    w: Tensor,
+    v: Tensor,
     first_row: int,
     lead: tuple[int, ...],
 ) -> WorstBlock | None:
-    """Return the block with the largest error, the first of those that are equally bad."""
-    if not norms.numel():
-        return None
-    down, across = divmod(int(norms.nan_to_num(math.inf).argmax()), norms.shape[1])
-    high, wide = _block(scheme, x.shape[1])
-    rows = slice(down * high, (down + 1) * high)
-    cols = slice(across * wide, (across + 1) * wide)
-    error, signal = (float(side[rows, cols].double().norm()) for side in (d, x))
-    seen = x[rows, cols]
+    """Return the block with the largest error of those that are the worst of their bands, the first
+    of those that are equally bad. What is far below another is not looked at again."""
+    most = max((one.error for one in candidates), default=0.0)
+    found = None
+    for one in candidates:
+        if math.isfinite(most) and one.error < most * (1 - RIVAL):
+            continue
+        here = _block(scheme, one, w, v, first_row, lead)
+        if found is None or here.error > found.error:
+            found = here
+    return found
+
+
+def _block(
+    scheme: Scheme, one: Worst, w: Tensor, v: Tensor, first_row: int, lead: tuple[int, ...]
+) -> WorstBlock:
+    high, wide = scheme.block[0] or 1, scheme.block[1] or w.shape[1]
+    rows = slice(one.down * high, (one.down + 1) * high)
+    cols = slice(one.across * wide, (one.across + 1) * wide)
+    # On the CPU, whose sums are in one order, wherever the block comes from.
+    x, y = w[rows, cols].cpu().float(), v[rows, cols].cpu()
+    error, signal = (float(side.double().norm()) for side in (y - x, x))
     return WorstBlock(
         place=(*lead, first_row + rows.start, cols.start),
-        shape=(seen.shape[0], seen.shape[1]),
+        shape=(x.shape[0], x.shape[1]),
         error=error,
         relative=error / signal if signal else math.inf if error else 0.0,
-        largest=float(seen.abs().amax()),
+        largest=float(x.abs().amax()),
     )
 
 
@@ -211,4 +168,4 @@ def _scales(scheme: Scheme, stored: Tensor) -> tuple[float, float]:
     return float(least), float(most)
 
 
-__all__ = ["BINS", "Spread", "half_gap", "spread"]
+__all__ = ["BINS", "Spread", "half_gap", "seen", "spread"]

@@ -64,7 +64,7 @@ def test_figures_are_what_plain_arithmetic_says(name):
     rows, cols = w.shape
     width = scheme.block[1] or cols
     step = step_of(scheme, parts, 0, rows).double()
-    step = step.expand(rows, cols // width, width).reshape(rows, cols)
+    step = step.unsqueeze(-1).expand(rows, cols // width, width).reshape(rows, cols)
     v = ops_of(scheme).dequantize(parts, torch.float32).double()
     e = (v - w.double()) / step
     half = half_gap(scheme.element)
