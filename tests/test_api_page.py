@@ -37,7 +37,7 @@ FOR_NEIGHBOURS = {
     "layout": {"store_scales", "can_fuse", "room", "check", "arrange"},
     "nvfp4": {"scales_of", "encode"},
 }
-NEIGHBOURS = {"fake_blocks", "fake_checks", "fake_plain", "formats"}
+NEIGHBOURS = {"fake_blocks", "fake_checks", "fake_kernels", "fake_plain", "formats"}
 NEIGHBOURS |= {"nvfp4_search", "nvfp4_te", "ops", "rounding", "tensor_file"}
 REFUSE_NOTHING = {
     *("amax.matrix", "amax.rows", "amax.blocks", "importance.column_weights"),

@@ -1,4 +1,4 @@
-"""Fake quantization: values rounded and given back. Blocks run in kernels, the rest in torch."""
+"""Fake quantization: values rounded and given back."""
 
 import torch
 from roofline import Contender, Operation

@@ -23,7 +23,7 @@ CPU and GPU.
 | `layout` | swizzled scales, nibble order |
 | `fake_quant` | values rounded and given back, with gradients that go straight through |
 | `fake_plain`, `fake_blocks` | the arithmetic of that |
-| `fake_checks` | what that takes |
+| `fake_checks`, `fake_kernels` | what that takes; the kernel that does it |
 | `error` | how far quantized values lie from the weight |
 | `error_figures` | the sums behind that, in one order on every device |
 
@@ -40,6 +40,7 @@ MODULES = (
     "error_figures",
     "fake_blocks",
     "fake_checks",
+    "fake_kernels",
     "fake_plain",
     "fake_quant",
     "formats",

@@ -10,8 +10,10 @@ narrow, 0 where unsigned. All in fp32 with true divisions and one rounding to th
 on every device; a Python scalar divides nothing, so CPU and CUDA give the same bits. An amax of
 2^-24 or less makes zeros of integers, and is taken as 1 for E4M3.
 
-The functions here take no part in autograd; `fake_quant` holds those that do. Each is an operator
-of torch (`torch.ops.lowbit`), which `torch.compile` calls and does not look into: bits stay.
+On CUDA all of it runs in the kernel of `fake_kernels`, but where an amax broadcasts along other
+axes than the last ones. The functions here take no part in autograd; `fake_quant` holds those that
+do. Each is an operator of torch (`torch.ops.lowbit`), which `torch.compile` calls and does not look
+into: bits stay.
 Source: ModelOpt 0.47 `torch.quantization.tensor_quant`, whose bits these are. Blocks with scales of
 their own are in `fake_blocks`.
 """
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import fake_checks as checks
-from lowbit_kernels import rounding
+from lowbit_kernels import fake_kernels, rounding
 from lowbit_kernels.checks import check_tensor
 from lowbit_kernels.formats import E2M1_VALUES
 
@@ -39,6 +41,12 @@ def _over(x: Tensor, y: float) -> Tensor:
 def _integer(
     x: Tensor, amax: Tensor, least: float, most: float, block_size: int | None, axis: int | None
 ) -> Tensor:
+    last = block_size is not None and amax.numel() > 1 and axis in (None, -1, x.dim() - 1)
+    wide = amax if last else checks.spread(amax, x, block_size, axis)
+    share = block_size if last else fake_kernels.share_of(x, wide)
+    y = fake_kernels.launch(x, wide, share, "INTEGER", bounds=(least, most))
+    if y is not None:
+        return y
     amax = checks.spread(amax.float(), x, block_size, axis)
     scale = torch.full_like(amax, most) / amax
     none = amax <= EPSILON
@@ -48,6 +56,10 @@ def _integer(
 
 @torch.library.custom_op("lowbit::fake_e4m3", mutates_args=())
 def _e4m3(x: Tensor, amax: Tensor | None) -> Tensor:
+    share = None if amax is None else fake_kernels.share_of(x, amax)
+    y = fake_kernels.launch(x, amax, share, "E4M3")
+    if y is not None:
+        return y
     if amax is None:
         return rounding.to_e4m3(x.float()).float().to(x.dtype)
     top = amax.float()
@@ -64,17 +76,25 @@ def _e2m1_values(a: Tensor) -> Tensor:
 
 @torch.library.custom_op("lowbit::fake_e2m1", mutates_args=())
 def _e2m1(x: Tensor, dtype: torch.dtype) -> Tensor:
+    y = fake_kernels.launch(x, None, None, "E2M1", dtype)
+    if y is not None:
+        return y
     y = _e2m1_values(x.float().abs())
     return torch.where(x >= 0, y, -y).to(dtype)
 
 
 @torch.library.custom_op("lowbit::fake_int_cast", mutates_args=())
 def _int_cast(x: Tensor, least: float, most: float) -> Tensor:
-    return x.round().clamp(least, most)
+    y = fake_kernels.launch(x, None, None, "INTEGER", bounds=(least, most))
+    return x.round().clamp(least, most) if y is None else y
 
 
 @torch.library.custom_op("lowbit::fake_blocks_of_e2m1", mutates_args=())
 def _static(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    share = x.numel() // max(scale.numel(), 1)
+    y = fake_kernels.launch(x, scale, share, "E2M1", dtype)
+    if y is not None:
+        return y
     blocks, s = x.float().reshape(scale.numel(), -1), scale.reshape(-1, 1)
     # A scale that is no number divides nothing; a zero leaves nothing.
     safe = torch.where((s == 0) | ~torch.isfinite(s), 1.0, s)

@@ -13,8 +13,8 @@
 | `static_block_fp4` | E2M1, blocks of given amax | at the block's amax | `static_block_fp4_impl` |
 
 Inputs are fp32, bf16 or fp16 of any shape, results have their shape and dtype unless another is
-asked for. What is kept for the backward pass is one byte an element, and nothing where no gradient is asked
-for. amax and bias get no gradient. `torch.compile` takes all of it in one graph.
+asked for. What is kept for the backward pass is one byte an element, and nothing where no gradient
+is asked for. amax and bias get no gradient. `torch.compile` takes all of it in one graph.
 Source: ModelOpt 0.47 `torch.quantization.tensor_quant`; parameters and defaults are theirs.
 """
 

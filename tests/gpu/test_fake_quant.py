@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lowbit_kernels import fake_quant
-from tests.kernels import samples, test_fake_gradients
+from tests.kernels import agreement_fake, samples, test_fake_gradients
 from tests.kernels.samples import DTYPES, difference
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +36,10 @@ def test_the_bits_of_the_cpu(name, dtype):
         got, want = PLAIN[name](x.cuda()), PLAIN[name](x)
         assert got.is_cuda
         assert difference(got, want) == "", case
+
+
+def test_the_kernel_equals_torch():
+    assert agreement_fake.run("cuda") == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -29,6 +29,7 @@ def variants(arch: int) -> Iterator[Variant]:
         yield from _nvfp4(w, out, name, bf16)
         yield from _te(w, bf16)
         yield from _error(w, name, bf16)
+        yield from _fake(w, out, bf16)
         yield from _others() if name == "bf16" else ()
         yield from _grouped(name, bf16, arch)
         if name != "fp32" and arch >= HOPPER:
@@ -151,6 +152,19 @@ def _te(w: dict, bf16: bool) -> Iterator[Variant]:
         yield Variant("kv_nvfp4", "_kv_kernel", types, {"BF16": bf16, "TILE": 128})
     types = {"x_ptr": w["w_ptr"], "matrix_ptr": "*fp32", "out_ptr": "*fp32", "blocks": "i32"}
     yield Variant("hadamard", "_rotate_kernel", types, {"BF16": bf16, "TILE": 64})
+
+
+def _fake(w: dict, out: dict, bf16: bool) -> Iterator[Variant]:
+    types = {"x_ptr": w["w_ptr"], "scale_ptr": "*fp32", "y_ptr": out["out_ptr"]}
+    types |= {"size": "i32", "share": "i32"}
+    for element in ("INTEGER", "E4M3", "E2M1"):
+        most = 127.0 if element == "INTEGER" else 0.0
+        fixed = {"BF16": bf16, "ELEMENT": element, "LEAST": -most, "MOST": most, "TILE": 1024}
+        for scaled in (True, False):
+            constants = fixed | {"SCALED": scaled, "WIDE": False}
+            yield Variant("fake_kernels", "_fake_kernel", types, constants)
+    wide = types | {"size": "i64", "share": "i64"}
+    yield Variant("fake_kernels", "_fake_kernel", wide, constants | {"SCALED": True, "WIDE": True})
 
 
 def _others() -> Iterator[Variant]:
