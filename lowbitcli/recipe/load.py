@@ -138,6 +138,7 @@ _WORDS = {
     "greater_than": "is more than {gt}",
     "greater_than_equal": "is {ge} or more",
     "less_than": "is less than {lt}",
+    "less_than_equal": "is {le} or less",
     "literal_error": "is {expected}",
     "missing": "is missing",
     "model_type": "is a mapping",

@@ -34,8 +34,9 @@ from lowbitcli.recipe.patterns import Patterns
 from lowbitcli.schemes import BY_NAME, SCHEMES, Scheme
 
 AUTO = "auto"
+LEAST, MOST = 1e-30, 1e30  # of constants: fp32 holds them, and their reciprocals
 ACTIVATIONS = ("none", "dynamic", "static")
-Constant = Annotated[StrictFloat, Field(gt=0, lt=3e38)]  # fp32 holds it
+Constant = Annotated[StrictFloat, Field(ge=LEAST, le=MOST)]
 
 
 def _known(word: Any, known: tuple[str, ...], what: str) -> Any:
@@ -98,23 +99,23 @@ class Rule(BaseModel):
                 weights_only = chosen.element.bits < 8 or scheme.upper().endswith("A16")
                 data["activations"] = "none" if weights_only else "dynamic"
             _known(data["activations"], ACTIVATIONS, "activations option")
-            _check_static(data, chosen)
+            _check_static(data, chosen, value)
         elif data.keys() & {"scale", "activations", "activation_scale"}:
             message = "a rule that keeps has no scale and no activations"
             raise RecipeError(message, where=place_of(value))
         return {**data, "said": said, "where": place_of(value)}
 
 
-def _check_static(data: dict[str, Any], chosen: Scheme) -> None:
+def _check_static(data: dict[str, Any], chosen: Scheme, value: dict[str, Any]) -> None:
     """Raise RecipeError where activations cannot be static, or a constant is no use."""
     static = data["activations"] == "static"
     if data.get("activation_scale") is not None and not static:
         message = f"an activation_scale is for activations: static, not {data['activations']}"
-        raise RecipeError(message, where=place(data, ["activations"]))
+        raise RecipeError(message, where=place(value, ["activations"]))
     if static and chosen.name not in LARGEST:
         raise RecipeError(
             f"{chosen.name} has no static activations",
-            where=place_of(data.get("activations") or data["scheme"]),
+            where=place(value, ["activations" if "activations" in value else "scheme"]),
             hint=f"they are for {' and '.join(LARGEST)}",
         )
 

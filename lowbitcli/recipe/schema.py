@@ -12,7 +12,7 @@ from lowbitcli.containers.inputs import LARGEST
 from lowbitcli.containers.reading import CONSUMERS
 from lowbitcli.containers.stacks import WORDS
 from lowbitcli.recipe.defaults import load_defaults
-from lowbitcli.recipe.model import ACTIVATIONS, AUTO, Recipe
+from lowbitcli.recipe.model import ACTIVATIONS, AUTO, LEAST, MOST, Recipe
 from lowbitcli.schemes import BY_NAME, SCHEMES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -159,7 +159,7 @@ def _group() -> dict[str, Any]:
 
 
 def _constant() -> dict[str, Any]:
-    return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 3e38}
+    return {"type": "number", "minimum": LEAST, "maximum": MOST}
 
 
 def _patterns(*, empty: bool = True) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from lowbitcli import api
 from lowbitcli.api import Request, plan_quantize
 from lowbitcli.errors import CheckpointError, RecipeError, UnsupportedError, UsageError
+from lowbitcli.plan.asked import Asked
 from tests.checkpoints import CONFIG, LAYER, config_of, single, weight, write
 
 Q, K, V, OUT = (f"{LAYER}self_attn.{one}_proj" for one in "qkvo")
@@ -243,6 +244,18 @@ def test_bad_files_are_named(source, tmp_path, case):
     assert "amax.json" in caught.value.message or case == "no scale"
     if case == "no module":
         assert DOWN in caught.value.hint
+
+
+def test_another_process_makes_the_same_plan(source, tmp_path, monkeypatch):
+    """What was asked for is told to processes, shares and later runs by paths from the root."""
+    saved(tmp_path, AMAX)
+    monkeypatch.chdir(tmp_path)
+    request = Request(scheme="nvfp4", activation_scales="amax.json")
+    plan = plan_quantize(source, None, request)
+    document = json.loads(json.dumps(Asked.to_quantize(source, request, {}).document()))
+    monkeypatch.chdir("/")
+    with Asked.of(document).planned(tmp_path / "out") as (again, _):
+        assert again.digest == plan.digest
 
 
 def test_files_that_are_no_files_of_amaxes(source, tmp_path):

@@ -39,6 +39,26 @@ BAD = {
         "1:44: scale rule of nvfp4 'amx' is unknown",
         "did you mean amax?",
     ),
+    "constant of no scale": (
+        "rules: [{match: '*', scheme: nvfp4, activation_scale: 1e-44}]",
+        "1:55: rules.0.activation_scale: is 1e-30 or more",
+        "",
+    ),
+    "constant for weights alone": (
+        "rules: [{match: '*', scheme: nvfp4, activations: none, activation_scale: 1}]",
+        "1:50: an activation_scale is for activations: static, not none",
+        "",
+    ),
+    "constant of MXFP8": (
+        "rules: [{match: '*', scheme: mxfp8, activation_scale: 1}]",
+        "1:30: mxfp8 has no static activations",
+        "they are for fp8_tensor and nvfp4",
+    ),
+    "cache of infinity": (
+        RULE + "kv_scale: 1e999",
+        "2:11: kv_scale: is 1e+30 or less",
+        "",
+    ),
     "unknown activations": (
         "rules: [{match: '*', scheme: nvfp4, activations: dynamc}]",
         "1:50: activations option 'dynamc' is unknown",
