@@ -10,7 +10,7 @@ from lowbitcli import api, recipe
 from lowbitcli.errors import OutputError, UnsupportedError, UsageError
 from lowbitcli.pipeline import memory
 from lowbitcli.recipe import schema
-from lowbitcli.search import measure as measuring
+from lowbitcli.search import bundle
 from lowbitcli.search import text as texts
 from lowbitcli.search.write import write
 from tests import experts as stacks
@@ -257,14 +257,14 @@ def test_one_that_appears_in_the_last_moment_stays_too(tmp_path, monkeypatch):
 
 def test_ctrl_c_ends_it_and_writes_nothing(tmp_path, lowbit, monkeypatch):
     source = models.dense(tmp_path / "m")
-    before, sent = measuring.Rows.parts, []
+    before, sent = bundle.Rows.parts, []
 
     def parts(self, some, *, again=False):
         if not sent:
             sent.append(os.kill(os.getpid(), signal.SIGINT))
         return before(self, some, again=again)
 
-    monkeypatch.setattr(measuring.Rows, "parts", parts)
+    monkeypatch.setattr(bundle.Rows, "parts", parts)
     path = tmp_path / "r.yaml"
     said = lowbit("recipe", "auto", source, "--bits", "5", "-o", path)
     assert (said.code, said.err, said.out) == (130, "error: interrupted\n", "")
