@@ -133,6 +133,9 @@ def _explain(error: BaseException) -> tuple[str, str, int]:
         return f"{where}{error.strerror or error}", "", OutputError.exit_code
     if isinstance(error, MemoryError):
         return "out of memory", "", DeviceError.exit_code
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        hint = "it may have more memory or threads: ulimit -v, ulimit -u, or a container's limits"
+        return "no room for another thread", hint, DeviceError.exit_code
     if hasattr(error, "format_message"):  # of typer and of click, whichever of them raised it
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context else "lowbit --help"

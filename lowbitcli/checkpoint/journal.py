@@ -9,6 +9,7 @@ stops. The last one may be torn: reading ends at the first line that is not what
 writing goes on there. Nobody is believed: a run that goes on hashes everything again.
 """
 
+import errno
 import json
 import os
 import stat
@@ -18,11 +19,12 @@ from typing import Any
 
 import xxhash
 
-from lowbitcli.checkpoint.atomic import os_errors
+from lowbitcli.checkpoint.atomic import os_errors, output_error
 
 FORMAT = 1
 _MOST = 4 << 30  # a journal longer than this is not ours
 _DIGITS = 16
+_NONE_OF_OURS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
 
 
 class Journal:
@@ -93,17 +95,22 @@ class Journal:
 
 def read(path: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]]] | None:
     """Return the plan, what was asked, and the proofs of a journal that is there, whoever writes
-    it; None where it is none or another user's."""
+    it; None where it is none or another user's.
+
+    Raises:
+        OutputError: the disk fails.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno in _NONE_OF_OURS:
+            return None
+        raise output_error(path, error) from error
     try:
-        found = os.fstat(fd)
-        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-        lines = _read(fd)[0] if ours and found.st_size <= _MOST else []
-    except OSError:
-        return None
+        with os_errors(path):
+            found = os.fstat(fd)
+            ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            lines = _read(fd)[0] if ours and found.st_size <= _MOST else []
     finally:
         os.close(fd)
     plan = _plan_in(lines[0]) if lines else None
