@@ -19,6 +19,7 @@ from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
 from lowbitcli.verify import compare, nearness, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of, raw_fp8_of
+from lowbitcli.verify.hands import Map, hands
 from lowbitcli.verify.inputs import inputs
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.limits import Demands, limited
@@ -196,21 +197,22 @@ class _Run:
             return [Step(what, skipped=NO_SOURCE) for what in (equal, numbers, values)]
         problems: dict[str, list[Problem]] = {equal: [], numbers: [], values: []}
         counts = dict.fromkeys(problems, 0)
-        for weight, other in self._pairs():
-            self._tell(weight.name, weight.nbytes)
-            if weight.scheme is not None:
-                what = numbers
-            elif other.scheme is None and not self._was_rounded(weight):
-                what = equal
-            else:
-                what = values
-            counts[what] += 1
-            if what == equal:
-                found = compare.same_bytes(self.target, weight, self.source, other)
-                problems[what] += [found] if found is not None else []
-                self.untouched += found is None
-            else:
-                problems[what] += self._compare(weight, other, self.source)
+        with hands(self.device) as each:
+            for weight, other in self._pairs():
+                self._tell(weight.name, weight.nbytes)
+                if weight.scheme is not None:
+                    what = numbers
+                elif other.scheme is None and not self._was_rounded(weight):
+                    what = equal
+                else:
+                    what = values
+                counts[what] += 1
+                if what == equal:
+                    found = compare.same_bytes(self.target, weight, self.source, other)
+                    problems[what] += [found] if found is not None else []
+                    self.untouched += found is None
+                else:
+                    problems[what] += self._compare(weight, other, self.source, each)
         return [
             Step(equal, counts[equal], tuple(problems[equal])),
             Step(
@@ -250,7 +252,7 @@ class _Run:
         return weight.scheme is None and told
 
     def _compare(
-        self, weight: SourceWeight, other: SourceWeight, source: Checkpoint
+        self, weight: SourceWeight, other: SourceWeight, source: Checkpoint, each: Map
     ) -> list[Problem]:
         ours = Rows(self.target, weight, self.device, tested=True)
         theirs = Rows(source, other, self.device, tested=False)
@@ -260,7 +262,7 @@ class _Run:
                     ours, other.dtype, self.manifest, self.ours.container.name
                 )
                 self.widenings[widening] += 1
-                row, problems, spread = compare.quantized(ours, theirs, widening)
+                row, problems, spread = compare.quantized(ours, theirs, widening, each)
                 seen = self.spreads.get(row.scheme, Spread())
                 self.spreads[row.scheme] = seen.plus(spread)
             else:

@@ -4,6 +4,8 @@ numbers."""
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,14 +13,17 @@ from torch import Tensor
 
 from lowbit_kernels import error_looks
 from lowbit_kernels.error import Sums, bands
+from lowbit_kernels.error_codes import Look
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError
 from lowbitcli.pipeline.arithmetic import torch_dtype
 from lowbitcli.pipeline.read import pick
 from lowbitcli.plan.source import SourceWeight
+from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA
 from lowbitcli.verify import diagnose
 from lowbitcli.verify.bound import half_gap, ruler, step_of
+from lowbitcli.verify.hands import Map
 from lowbitcli.verify.nouns import Figures, Problem, WeightRow
 from lowbitcli.verify.rows import Rows
 from lowbitcli.verify.spread import Spread, seen
@@ -50,10 +55,22 @@ def same_bytes(
     return None
 
 
+class _Seen(NamedTuple):
+    """What was seen of some rows: error sums of bands, codes, how errors are spread, and where the
+    first element outside is, with what there is to say of it."""
+
+    sums: list[Sums]
+    codes: Look
+    spread: Spread
+    first: tuple[int, ...] | None
+    told: str
+
+
 def quantized(
-    ours: Rows, theirs: Rows, widening: float | None
+    ours: Rows, theirs: Rows, widening: float | None, each: Map
 ) -> tuple[WeightRow, list[Problem], Spread]:
-    """Compare a quantized weight with the source's, element by element.
+    """Compare a quantized weight with the source's, element by element; `each` is a map over runs
+    of its rows.
 
     Raises:
         UnreadableError: the output cannot be read.
@@ -65,24 +82,15 @@ def quantized(
     total, outside, clipped, underflow, spreads = Sums(), 0, 0, 0, Spread()
     first: tuple[int, ...] | None = None
     told = ""
-    held_to = ruler(scheme.element, widening)
-    for matrix, start, stop in ours.bands():
-        w = theirs.values(theirs.parts(matrix, start, stop))
-        parts = ours.parts(matrix, start, stop)
-        step = step_of(scheme, parts, start, stop - start)
-        v = error_looks.values(parts[DATA], step, held_to, scheme.block)
-        v = ours.values(parts) if v is None else v
-        total = _add(total, w, v)
-        found = error_looks.look(w, v, parts[DATA], step, held_to, scheme.block)
-        lead = _lead(ours.weight, matrix)
-        spreads = spreads.plus(seen(scheme, found, w, v, parts, start, lead))
+    for found in each(partial(_seen_of, ours, theirs, scheme, widening), ours.bands()):
+        for band in found.sums:
+            total = total.plus(band)
+        spreads = spreads.plus(found.spread)
         if found.first is not None and first is None:
-            row, col = found.first
-            first = (*lead, start + row, col)
-            told = _told(ours, w, parts, start, found.first)
-        outside += found.outside
-        clipped += found.clipped
-        underflow += found.underflow
+            first, told = found.first, found.told
+        outside += found.codes.outside
+        clipped += found.codes.clipped
+        underflow += found.codes.underflow
     figures = _figures(total, outside, first, clipped, underflow)
     figures = _with_spread(figures, total, spreads, half_gap(scheme.element))
     row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
@@ -96,6 +104,28 @@ def quantized(
             message = f"against the source: {why}"
             problems.append(Problem("layout", ours.weight.name, message, file))
     return row, problems, spreads
+
+
+def _seen_of(
+    ours: Rows,
+    theirs: Rows,
+    scheme: Scheme,
+    widening: float | None,
+    place: tuple[int, int, int],
+) -> _Seen:
+    """Look at the rows of a matrix from one place to another, all of it at once."""
+    matrix, start, stop = place
+    w = theirs.values(theirs.parts(matrix, start, stop))
+    parts = ours.parts(matrix, start, stop)
+    step, held_to = step_of(scheme, parts, start, stop - start), ruler(scheme.element, widening)
+    v = error_looks.values(parts[DATA], step, held_to, scheme.block)
+    v = ours.values(parts) if v is None else v
+    codes = error_looks.look(w, v, parts[DATA], step, held_to, scheme.block)
+    lead, first, told = _lead(ours.weight, matrix), None, ""
+    if codes.first is not None:
+        row, col = codes.first
+        first, told = (*lead, start + row, col), _told(ours, w, parts, start, codes.first)
+    return _Seen(bands(w, v), codes, seen(scheme, codes, w, v, parts, start, lead), first, told)
 
 
 def unquantized(

@@ -11,6 +11,7 @@ Exchanged nibbles leave every block what it was: only the source tells them, see
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -148,24 +149,36 @@ def _scale_order(checkpoint: Checkpoint, weight: SourceWeight) -> Iterator[tuple
 
 
 def _zeros(scale: Tensor) -> int:
-    return int((scale.view(torch.uint8) == 0).sum())
+    return scale.numel() - int(_bytes(scale).clamp(max=1).sum())
 
 
 def _told(scale: Tensor, is_exponent: bool) -> float:
     """Return how much of the variance of the logarithms rows and columns tell, for what noise
     would."""
-    if is_exponent:
-        values = scale.view(torch.uint8).double()
-    else:
-        values = scale.float().double().clamp_min(2.0**-10).log2()
-    rows, cols = values.shape
+    rows, cols = scale.shape
+    values = torch.index_select(_logarithms(is_exponent), 0, _bytes(scale).flatten().int())
+    values = values.view(rows, cols).sub_(values.mean())
     free = rows * cols - rows - cols + 1
-    total = values - values.mean()
-    left = total - total.mean(0, keepdim=True) - total.mean(1, keepdim=True)
-    variance = float(total.square().sum()) / (rows * cols - 1)
+    square = float(values.square().sum())
+    variance = square / (rows * cols - 1)
     if free < 1 or variance == 0:
         return 0.0
-    return 1 - float(left.square().sum()) / free / variance
+    # What is left beside the means of rows and columns, which are of numbers about 0.
+    told = cols * values.mean(1).square().sum() + rows * values.mean(0).square().sum()
+    return 1 - (square - float(told)) / free / variance
+
+
+@cache
+def _logarithms(is_exponent: bool) -> Tensor:
+    """Return fp32 of the logarithm of each byte: of E4M3, or an exponent."""
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    if is_exponent:
+        return codes.float()
+    return codes.view(torch.float8_e4m3fn).float().nan_to_num(0.0).clamp_min(2.0**-10).log2()
+
+
+def _bytes(scale: Tensor) -> Tensor:
+    return scale.view(torch.uint8)
 
 
 def _padding(checkpoint: Checkpoint, weight: SourceWeight) -> Iterator[tuple[str, str]]:

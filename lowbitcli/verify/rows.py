@@ -1,6 +1,7 @@
 """Read a weight a band of rows at a time, as it is stored or as the values that it stands for."""
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
@@ -27,6 +28,7 @@ from lowbitcli.plan.source import SourceWeight
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, TensorSpec
 
 CHUNK = 1 << 20  # elements that are looked at together: a few MB in fp32
+LAUNCH = 1 << 23  # on a GPU, where each step of a look is a kernel of its own: 0.5 GB
 
 
 def _past_bf16(values: Tensor) -> Tensor:
@@ -52,6 +54,7 @@ class Rows:
         self._device = device
         self._tested = tested
         self._held: tuple[int, Tensor] | None = None
+        self._one_at_a_time = threading.Lock()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -61,7 +64,8 @@ class Rows:
     def bands(self) -> Iterator[tuple[int, int, int]]:
         """Yield (matrix, first row, row after the last) over all matrices of the stack."""
         rows, cols = self.weight.shape[-2:]
-        high = max(BAND, CHUNK // max(cols, 1) // BAND * BAND)
+        chunk = CHUNK if self._device.type == "cpu" else LAUNCH
+        high = max(BAND, chunk // max(cols, 1) // BAND * BAND)
         for matrix in range(math.prod(self.weight.shape[:-2])):
             for start in range(0, rows, high):
                 yield matrix, start, min(start + high, rows)
@@ -155,14 +159,15 @@ class Rows:
 
     def _block(self, matrix: int) -> Tensor:
         """Return a matrix that lies transposed, as it lies; the last one is kept."""
-        if self._held is None or self._held[0] != matrix:
-            try:
-                self._held = matrix, block_of(self._checkpoint, self.weight.reads[DATA], matrix)
-            except CheckpointError as error:
-                if self._tested:
-                    raise UnreadableError(error.message) from error
-                raise
-        return self._held[1]
+        with self._one_at_a_time:
+            if self._held is None or self._held[0] != matrix:
+                try:
+                    self._held = matrix, block_of(self._checkpoint, self.weight.reads[DATA], matrix)
+                except CheckpointError as error:
+                    if self._tested:
+                        raise UnreadableError(error.message) from error
+                    raise
+            return self._held[1]
 
     def _read(self, name: str, start: int, stop: int) -> bytearray:
         try:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from lowbit_kernels.formats import E4M3, E8M0, F32, INT4, INT8, Format
+from lowbit_kernels.formats import E4M3, E5M2, E8M0, F32, INT4, INT8, Format
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.layouts import RECIPROCAL1
 from lowbitcli.errors import CheckpointError
@@ -142,7 +142,10 @@ def _nan_codes(checkpoint: Checkpoint, weight: SourceWeight, device: torch.devic
     usable = values_of(weight.scheme.element).isfinite().to(device)
     count, first = 0, None
     for matrix, start, stop in rows.bands():
-        bad = ~usable[codes_of(weight.scheme.element, rows.parts(matrix, start, stop)[DATA])]
+        data = rows.parts(matrix, start, stop)[DATA]
+        if _all_are_numbers(weight.scheme.element, data):
+            continue
+        bad = ~usable[codes_of(weight.scheme.element, data)]
         found = int(bad.sum())
         if found and first is None:
             row, col = torch.nonzero(bad)[0].tolist()
@@ -157,6 +160,15 @@ def _nan_codes(checkpoint: Checkpoint, weight: SourceWeight, device: torch.devic
         message += f"the first at {first}"
         return [Problem("code", weight.name, message, weight.file, WARN)]
     return [Problem("code", weight.name, message, weight.file)]
+
+
+def _all_are_numbers(element: Format, data: Tensor) -> bool:
+    """Are all codes those of numbers, as the least and the largest byte tell, where they do?"""
+    if not data.numel() or element not in (E4M3, E5M2, INT8):
+        return False
+    if element is INT8:
+        return int(data.view(torch.int8).amin()) >= -element.max
+    return int((data.view(torch.uint8) & 0x7F).amax()) <= (0x7E if element is E4M3 else 0x7B)
 
 
 def shared(checkpoint: Checkpoint, target: Source) -> Step:
