@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 from lowbitcli import api, recipe
 from lowbitcli.errors import OutputError, UnsupportedError, UsageError
@@ -15,7 +16,9 @@ from lowbitcli.search import text as texts
 from lowbitcli.search.write import write
 from tests import experts as stacks
 from tests.checkpoints import everything_below, single, weight
+from tests.checkpoints import write as write_tensors
 from tests.search import models
+from tests.search.importances import METADATA, by_columns, errors_of
 from tests.search.independent import beats_every_uniform_scheme, files
 
 USUAL = "nvfp4,mxfp8,fp8,keep"
@@ -191,6 +194,27 @@ def test_the_same_bytes_from_any_memory_and_number_of_threads(tmp_path, monkeypa
         small = memory.Budget(threads, elements, 0)
         monkeypatch.setattr(memory, "budget", lambda *_, small=small: small)
         assert choose(source, bits=6.3).chosen.text == usual
+
+
+def test_importance_weighs_the_errors_and_is_named(tmp_path):
+    source = models.dense(tmp_path / "m", layers=2)
+    file = tmp_path / "h.safetensors"
+    by = by_columns(file, source)
+    found = choose(source, bits=6.0, importance=file, schemes="nvfp4,fp8")
+    plain = choose(source, bits=6.0, schemes="nvfp4,fp8")
+    sums = errors_of(source, "nvfp4,fp8", by).weighed
+    for score, other in zip(found.scores, plain.scores, strict=True):
+        for name, choice in score.choices.items():
+            some = [sums[name][member] for member in score.members]
+            assert choice.error == pytest.approx(sum(one.error / one.signal for one in some))
+            assert choice.error != pytest.approx(other.choices[name].error, rel=1e-4)
+            assert choice.least_db == other.choices[name].least_db
+    assert f"weighed  h by h.safetensors (512 random tokens, sha256 {by.digest}), 14 of 14" in (
+        found.chosen.text
+    )
+    write_tensors(file, {"other": torch.zeros(8, dtype=torch.int8)}, METADATA)
+    with pytest.raises(UsageError, match="has the importance of none of the 14 weights"):
+        choose(source, bits=6.0, importance=file, schemes="nvfp4,fp8")
 
 
 # What is written, and what is not.

@@ -12,25 +12,17 @@ from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import NonFiniteError, StoppedError
 from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.arithmetic import ops_of
-from lowbitcli.plan.importance import Importance
 from lowbitcli.schemes import BY_NAME
-from lowbitcli.search import Allowed
-from lowbitcli.search.candidates import candidates
-from lowbitcli.search.measure import measure
-from lowbitcli.search.units import paper
 from tests import experts as stacks
-from tests.checkpoints import read, single, weight, write
+from tests.checkpoints import read, single, weight
 from tests.search import models
+from tests.search.importances import by_columns, errors_of
 
 SCHEMES = "nvfp4,nvfp4:mse,mxfp8,fp8,fp8_block128,mxfp4"
 
 
 def measured(path, schemes="nvfp4,mxfp8,fp8", progress=None, by=None):
-    with Checkpoint.open(path) as checkpoint:
-        known = paper(checkpoint, candidates(schemes), "auto", by)
-        plans = {name: plan for name, plan in known.plans.items() if plan is not known.kept}
-        jobs = {name: known.jobs(name) for name in plans}
-        return measure(checkpoint, plans, jobs, Allowed("cpu"), by, progress)
+    return errors_of(path, schemes, by, progress)
 
 
 def quantized(source, target, scheme):
@@ -136,18 +128,6 @@ def test_a_signal_stops_it_between_two_steps(tmp_path):
     with pytest.raises(StoppedError, match="interrupted") as raised:
         measured(source, "mxfp8", progress=interrupt)
     assert raised.value.exit_code == 130
-
-
-def by_columns(path, source, seed=0):
-    """Write an importance file for every matrix of a layer, and read it."""
-    generator = torch.Generator().manual_seed(seed)
-    found = {}
-    for name, w in read(source).items():
-        if "layers" in name:
-            h = torch.randint(-9, 9, (w.shape[1],), generator=generator)
-            found[name.removesuffix(".weight")] = h.to(torch.int8)
-    write(path, found, {"lowbit.importance": "1", "tokens": "512", "seed": "0"})
-    return Importance.open(path)
 
 
 def test_with_importance_errors_are_those_of_weighed_columns(tmp_path):
