@@ -14,6 +14,7 @@ from tests.checkpoints import single, weight
 from tests.search import models
 
 AT = "model.layers.0."
+PARTS = ("transformer", "transformer_2", "text_encoder")
 
 
 def units(path, schemes="nvfp4,mxfp8,fp8,keep", container="auto"):
@@ -106,23 +107,40 @@ def test_what_is_quantized_already_keeps_its_bytes(tmp_path):
     assert all(unit.costs["nvfp4"] < 0.6 * unit.elements for unit in found.units)
 
 
+def pipeline(path):
+    for part in PARTS:
+        tensors = {
+            f"blocks.{n}.attn.to_out.weight": weight(64, 64 + 32 * n, seed=n) for n in range(4)
+        }
+        single(path / part, tensors, {"_class_name": "XTransformer2DModel"})
+        made = path / part / "model.safetensors"
+        made.rename(path / part / "diffusion_pytorch_model.safetensors")
+    index = {"_class_name": "XPipeline"} | {part: ["diffusers", "X"] for part in PARTS}
+    (path / "model_index.json").write_text(json.dumps(index))
+    return path
+
+
 def test_denoisers_of_a_pipeline_share_names(tmp_path):
-    for part in ("transformer", "transformer_2", "text_encoder"):
-        tensors = {f"blocks.{n}.attn.to_out.weight": weight(64, 64, seed=n) for n in range(2)}
-        folder = tmp_path / "p" / part
-        single(folder, tensors, {"_class_name": "XTransformer2DModel"})
-        (folder / "model.safetensors").rename(folder / "diffusion_pytorch_model.safetensors")
-    index = {"_class_name": "XPipeline"} | {
-        part: ["diffusers", "X"] for part in ("transformer", "transformer_2", "text_encoder")
-    }
-    (tmp_path / "p" / "model_index.json").write_text(json.dumps(index))
-    found = members(units(tmp_path / "p", container="lowbit"))
+    source = pipeline(tmp_path / "p")
+    found = members(units(source, container="lowbit"))
     assert found == {
         f"blocks.{n}.attn.to_out": tuple(
-            f"{part}/blocks.{n}.attn.to_out.weight" for part in ("transformer", "transformer_2")
+            f"{part}/blocks.{n}.attn.to_out.weight" for part in PARTS[:2]
         )
-        for n in range(2)
+        for n in range(4)
     }
+
+
+def test_a_recipe_for_a_pipeline_gives_its_denoisers_what_was_chosen(tmp_path):
+    source, path = pipeline(tmp_path / "p"), tmp_path / "r.yaml"
+    wanted = api.Wanted(bits=6.4, schemes="nvfp4,fp8", container="lowbit")
+    found = api.choose(source, wanted, api.Allowed("cpu"), path)
+    made = api.quantize(source, tmp_path / "q", api.Request(recipe=path), device="cpu")
+    assert {w.target.name for w in made.plan.quantized} == {"nvfp4", "fp8_tensor"}
+    assert len(made.plan.quantized) == 8
+    schemes = {w.name: w.target.name for w in made.plan.quantized}
+    for score, name in zip(found.scores, found.chosen.names, strict=True):
+        assert {schemes[one] for one in score.members} == {{"fp8": "fp8_tensor"}.get(name, name)}
 
 
 # Candidates.
