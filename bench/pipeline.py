@@ -2,12 +2,17 @@
 
     python bench/pipeline.py --gb 1 4 16 --scheme nvfp4 --folder /dev/shm
     python bench/pipeline.py --gb 4 --folder /data --cold
+    python bench/pipeline.py --gb 4 --experts
+    python bench/pipeline.py --gb 4 --devices cuda:0,cuda:0
+    bench/gpu.sh OUT                                       # all that an H200 is asked, in 4 minutes
 
 | line | what it does |
 |---|---|
 | floor | moves every byte in and out and back, synced, with the run's slots, threads and calls |
 | run | `lowbitcli.pipeline.run` in this process, everything imported and compiled |
+| together, one by one | with `--experts`, many tensors of 3 MB: `run` with and without `together` |
 | process | `lowbit quantize` from start to exit, and `import torch` alone beside it |
+| devices | the same with `--devices` |
 | first | the same with an empty cache of compiled kernels, once |
 | peer | safetensors' `load_file`, the same kernels on whole tensors, `save_file`; in a process |
 
@@ -39,7 +44,7 @@ from safetensors.torch import load_file, save_file
 from lowbitcli.api import Request
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
-from lowbitcli.pipeline import memory
+from lowbitcli.pipeline import memory, together
 from lowbitcli.pipeline.arithmetic import device_of, ops_of
 from lowbitcli.pipeline.read import buffer
 from lowbitcli.pipeline.run import Options, run
@@ -55,6 +60,7 @@ LAYER = (  # an 8B model's, in billions of bytes 0.436
     ("mlp.up_proj", 14336, 4096),
     ("mlp.down_proj", 4096, 14336),
 )
+EXPERT = (("gate_proj", 768, 2048), ("up_proj", 768, 2048), ("down_proj", 2048, 768))
 SHARD = 4 << 30
 
 
@@ -73,11 +79,24 @@ def shapes(size: float) -> Iterator[tuple[str, tuple[int, ...]]]:
         number += 1
 
 
-def make(folder: Path, size: float) -> None:
+def experts(size: float) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield names and shapes of about `size` bytes of experts, of 3 MB; of few bytes smaller."""
+    shrink = 1 if size >= 1e9 else 8
+    number, left = 0, size
+    while left > 0:
+        stem = f"model.layers.{number // 128}.mlp.experts.{number % 128}."
+        for name, rows, cols in EXPERT:
+            shape = (rows // shrink, cols // shrink)
+            left -= 2 * shape[0] * shape[1]
+            yield f"{stem}{name}.weight", shape
+        number += 1
+
+
+def make(folder: Path, size: float, *, small: bool = False) -> None:
     """Write a bf16 model in shards, with an index, a block of random numbers over and over."""
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     held = 0
-    for name, shape in shapes(size):
+    for name, shape in (experts if small else shapes)(size):
         count = 2 * int(np.prod(shape))
         if held + count > SHARD:
             shards.append({})
@@ -191,11 +210,16 @@ def peer(plan: Plan, source: Path, output: Path, device: torch.device) -> None:
 
 
 def process(
-    source: Path, output: Path, arguments: argparse.Namespace, cache: str | None = None
+    source: Path,
+    output: Path,
+    arguments: argparse.Namespace,
+    cache: str | None = None,
+    devices: str | None = None,
 ) -> tuple[float, int]:
     """Return seconds and peak bytes of `lowbit quantize`, start to exit."""
     command = [sys.executable, "-m", "lowbitcli", "quantize", str(source), "-o", str(output), "-q"]
-    command += ["--scheme", arguments.scheme, "--device", arguments.device, "--json"]
+    command += ["--devices", devices] if devices else ["--device", arguments.device]
+    command += ["--scheme", arguments.scheme, "--json"]
     command += ["--max-memory", str(arguments.max_memory)]
     environment = os.environ | ({} if cache is None else {"TRITON_CACHE_DIR": cache})
     started = time.perf_counter()
@@ -275,13 +299,21 @@ def measure(arguments: argparse.Namespace, source: Path, output: Path) -> dict:
     with quantization(source, output, Request(scheme=arguments.scheme)) as (plan, checkpoint, _):
         options = Options(force=True, max_memory=arguments.max_memory)
 
-        def whole() -> None:
-            stages.update(run(plan, checkpoint, output, device, options).stages)
+        def whole(*devices: str) -> None:
+            kept, together.DEVICES = together.DEVICES, frozenset(devices) or together.DEVICES
+            try:
+                found = run(plan, checkpoint, output, device, options).stages
+            finally:
+                together.DEVICES = kept
+            stages.update(found | {"start": 0.0})  # this process's own start is none of it
 
         actions = {
             "floor": lambda: floor(plan, checkpoint, output, device, arguments.max_memory),
             "run": whole,
         }
+        if arguments.experts:
+            actions["one by one"] = lambda: whole("none")
+            actions["together"] = lambda: whole(device.type)
         for _ in range(arguments.repeats):
             for name, action in actions.items():
                 stayed.append(prepare(output, cold))
@@ -290,6 +322,12 @@ def measure(arguments: argparse.Namespace, source: Path, output: Path) -> dict:
             seconds, peaks["process"] = process(source, output, arguments)
             found.setdefault("process", []).append(seconds)
             found.setdefault("import torch", []).append(import_torch())
+            if arguments.devices:
+                stayed.append(prepare(output, cold))
+                seconds, peaks["devices"] = process(
+                    source, output, arguments, devices=arguments.devices
+                )
+                found.setdefault("devices", []).append(seconds)
         if not arguments.no_peer:
             stayed.append(prepare(output, cold))
             seconds, peaks["peer"] = peer_alone(source, output, arguments)
@@ -354,6 +392,8 @@ def arguments_of(line: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-memory", type=int, default=memory.DEFAULT)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cold", action="store_true", help="drop the source from the page cache")
+    parser.add_argument("--experts", action="store_true", help="a source of many small tensors")
+    parser.add_argument("--devices", help="a process for each of these too")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--peer", nargs=2, type=Path, metavar=("SRC", "DST"), help="be the peer")
     return parser.parse_args(line)
@@ -372,6 +412,8 @@ def main() -> None:
         "torch": torch.__version__,
         "scheme": arguments.scheme,
         "cold": arguments.cold,
+        "experts": arguments.experts,
+        "load": os.getloadavg()[0],
         "max_memory": arguments.max_memory,
     }
     print(" ".join(f"{name}={value}" for name, value in about.items()), flush=True)
@@ -380,7 +422,7 @@ def main() -> None:
         print(f"first: {first:.2f} s for a process that compiles its kernels, 0.1 GB")
         found = []
         for size in arguments.gb:
-            make(root / "source", size * 1e9)
+            make(root / "source", size * 1e9, small=arguments.experts)
             found.append(measure(arguments, root / "source", root / "output"))
             shutil.rmtree(root / "source")
             show(found[-1])
