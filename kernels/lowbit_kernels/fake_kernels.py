@@ -8,6 +8,10 @@
 
 A scale belongs to equal shares of x in its order of elements: one for all, one for each row, for
 each block of a row. What broadcasts otherwise stays with torch.
+
+`DEVICES` is the one switch: kinds of devices on which the kernel is used; that of Triton's
+interpreter is the CPU. CUDA is to be added when tests/gpu/test_fake_quant.py has passed on one,
+which turns it on for itself. Until then torch does it there, with the same bits.
 """
 
 import math
@@ -25,6 +29,7 @@ from lowbit_kernels.rounding import (
     widen,
 )
 
+DEVICES = frozenset({"cpu"})
 TILE = 1024
 
 
@@ -125,7 +130,9 @@ def launch(
     """Return `x` rounded, in `dtype` or its own; None where no kernel is for it. `scale` holds fp32
     for shares of `share` elements.
     """
-    if not use_kernel(x) or (scale is not None and share is None):
+    if x.device.type not in DEVICES or not use_kernel(x):
+        return None
+    if scale is not None and share is None:
         return None
     y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     given = x if scale is None else scale.float().contiguous().to(x.device)

@@ -10,8 +10,8 @@ narrow, 0 where unsigned. All in fp32 with true divisions and one rounding to th
 on every device; a Python scalar divides nothing, so CPU and CUDA give the same bits. An amax of
 2^-24 or less makes zeros of integers, and is taken as 1 for E4M3.
 
-On CUDA all of it runs in the kernel of `fake_kernels`, but where an amax broadcasts along other
-axes than the last ones. The functions here take no part in autograd; `fake_quant` holds those that
+All of it may run in the kernel of `fake_kernels`, but where an amax broadcasts along other axes
+than the last ones. The functions here take no part in autograd; `fake_quant` holds those that
 do. Each is an operator of torch (`torch.ops.lowbit`), which `torch.compile` calls and does not look
 into: bits stay.
 Source: ModelOpt 0.47 `torch.quantization.tensor_quant`, whose bits these are. Blocks with scales of

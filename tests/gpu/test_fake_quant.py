@@ -3,11 +3,19 @@
 import pytest
 import torch
 
-from lowbit_kernels import fake_quant
+from lowbit_kernels import fake_kernels, fake_quant
 from tests.kernels import agreement_fake, samples, test_fake_gradients
 from tests.kernels.samples import DTYPES, difference
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True, params=["kernel", "torch"])
+def _chosen(request, monkeypatch):
+    """Whatever `fake_kernels.DEVICES` says, each test runs by the kernel and by torch."""
+    devices = {"cuda"} if request.param == "kernel" else ()
+    monkeypatch.setattr(fake_kernels, "DEVICES", frozenset(devices))
+
 
 PLAIN = {
     "integer": lambda x: fake_quant.fake_quant_impl(x, x.abs().amax(-1, keepdim=True)),
