@@ -35,16 +35,12 @@ from lowbitcli.pipeline.spread import Spread
 from lowbitcli.plan.asked import Asked
 from lowbitcli.plan.inspection import Inspection, inspect
 from lowbitcli.plan.nouns import PathLike, Plan
-from lowbitcli.plan.prepare import (
-    Request,
-    dequantization,
-    plan_quantize,
-    quantization,
-)
+from lowbitcli.plan.prepare import Request, dequantization, plan_quantize, quantization
 from lowbitcli.search import Allowed, Found, Wanted, choose
-from lowbitcli.verify import Demands, Sample, Verification, asked, unreadable
-from lowbitcli.verify import fix as fix_checkpoint
-from lowbitcli.verify import verify as verify_checkpoint
+from lowbitcli.verify import Demands, Sample, Verification, asked
+from lowbitcli.verify.check import unreadable
+from lowbitcli.verify.check import verify as verify_checkpoint
+from lowbitcli.verify.fix import fix as fix_checkpoint
 
 NON_FINITE = ("error", "keep")
 

@@ -19,6 +19,12 @@ def markdown(found: Verification) -> str:
         "## Problems",
         _problems(found),
     ]
+    if found.fixed:
+        rows = [("yes", one) for one in words.fixed(found)[:SHOWN]]
+        rows += [("no", one) for one in words.unfixed(found)[:SHOWN]]
+        text += ["## Put right", table(("done", "by --fix, before it was checked"), rows)]
+        more = words.beyond(found, SHOWN)
+        text += [f"and {more} more"] if more else []
     maps = layers.maps(found)
     for one in maps.maps if maps is not None else ():
         text += _map(one)

@@ -23,6 +23,8 @@ def page(found: Verification) -> str:
     number = len(loss.measured(found))
     parts: dict[str, Any] = {
         "problems": found.problems[:PROBLEMS],
+        "fixed": words.fixed(found)[:PROBLEMS],
+        "unfixed": words.unfixed(found)[:PROBLEMS],
         "maps": layers.maps(found),
         "errors": plots.errors(found),
         "scales": plots.scales(found),
@@ -39,6 +41,7 @@ def page(found: Verification) -> str:
         first=words.kinds(found)[:FIRST],
         sections=_sections(parts),
         more=max(0, len(found.problems) - PROBLEMS),
+        fixed_more=words.beyond(found, PROBLEMS),
         number=f"{number:,}",
         blocks=words.blocks(found),
         every_head=words.EVERY_HEAD,
@@ -63,6 +66,8 @@ def _sections(parts: dict[str, Any]) -> list[tuple[str, str]]:
         ("kept", "kept", "Not quantized"),
     )
     there = [(id_, name) for id_, part, name in named if parts[part]]
+    if parts["fixed"] or parts["unfixed"]:
+        there.insert(0, ("fixed", "Put right"))
     return [("problems", "Problems"), *there, ("evidence", "Evidence")]
 
 

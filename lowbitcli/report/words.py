@@ -277,3 +277,21 @@ def size(count: int) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+UNFIXED = "not fixed: "  # what begins what `--fix` had to leave
+
+
+def fixed(found: Verification) -> list[str]:
+    """Return what was put right, in words."""
+    return [one for one in found.fixed if not one.startswith(UNFIXED)]
+
+
+def unfixed(found: Verification) -> list[str]:
+    """Return what could not be put right, and why."""
+    return [one.removeprefix(UNFIXED) for one in found.fixed if one.startswith(UNFIXED)]
+
+
+def beyond(found: Verification, shown: int) -> int:
+    """Return how many of both there are beyond the first `shown` of each."""
+    return sum(max(0, len(some) - shown) for some in (fixed(found), unfixed(found)))

@@ -1,9 +1,10 @@
-"""Check a checkpoint: its structure, its headers and, against its source, its numbers."""
+"""Check a checkpoint: its structure, its headers and, against its source, its numbers.
+
+Here are the nouns, which a report is read with too, without a tensor library; `check` and `fix` do
+the work.
+"""
 
 from lowbitcli.plan.consumers import CONSUMERS, asked
-from lowbitcli.verify.bound import BF16_WRITER, FP32_WRITER
-from lowbitcli.verify.check import unreadable, verify
-from lowbitcli.verify.fix import Fixed, fix
 from lowbitcli.verify.limits import Demands
 from lowbitcli.verify.nouns import (
     FAIL,
@@ -21,15 +22,12 @@ from lowbitcli.verify.nouns import (
 from lowbitcli.verify.sample import Sample
 
 __all__ = [
-    "BF16_WRITER",
     "CONSUMERS",
     "FAIL",
-    "FP32_WRITER",
     "WARN",
     "Check",
     "Demands",
     "Figures",
-    "Fixed",
     "Histogram",
     "Kept",
     "Problem",
@@ -39,7 +37,4 @@ __all__ = [
     "WeightRow",
     "WorstBlock",
     "asked",
-    "fix",
-    "unreadable",
-    "verify",
 ]

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from lowbitcli import report
+from lowbitcli.report.markdown import markdown
 from lowbitcli.report.page import page
 from lowbitcli.verify import WARN, Problem
-from tests.report.made import Page, found, row
+from tests.report.made import HOSTILE, Page, found, row
 
 STYLE = (Path(report.__file__).parent / "style.css").read_text()
 
@@ -116,3 +117,19 @@ def test_paper_and_small_screens_are_thought_of():
                  "details::details-content", "print-color-adjust: exact"):  # fmt: skip
         assert rule in STYLE
     assert "url(" not in STYLE and "@import" not in STYLE
+
+
+def test_what_was_put_right_is_told_and_what_was_not():
+    """`fixed` of a verification is what `--fix` says: changes, then what it had to leave."""
+    some = found(fixed=("config.json: format added", HOSTILE, "not fixed: q_proj loses 11 %"))
+    for text in (page(some), markdown(some)):
+        assert "Put right" in text
+        assert text.index("config.json") < text.index("loses 11")
+        assert "<script>alert" not in text
+    parsed = Page(page(some))
+    links = [dict(attributes).get("href") for tag, attributes in parsed.elements if tag == "a"]
+    assert "#fixed" in links
+    assert page(some).count("not fixed") == 1
+    many = found(fixed=tuple(f"change {n}" for n in range(1000)))
+    assert "and 800 more" in page(many) and "and 800 more" in markdown(many)
+    assert "Put right" not in page(found()) + markdown(found())

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -118,3 +120,11 @@ def test_it_is_written_over_an_old_one(tmp_path, suffix):
     assert path.read_text() == SUFFIXES[suffix](one)
     with pytest.raises(UsageError):
         write_diff(one, tmp_path / "d.txt")
+
+
+def test_two_reports_are_read_without_a_tensor_library():
+    """Its import takes a second or two, and nothing here has a tensor."""
+    code = "import sys; from lowbitcli import report, tables; from lowbitcli.report import sides; "
+    code += "print(sorted({'torch', 'numpy', 'triton'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
