@@ -96,6 +96,9 @@ def measure(
         ids = _ids(streamed, checkpoint, tokens, seed, text)
         _run(streamed, watch, ids, where, progress)
         found, notes = _by_source(streamed, watch.seen)
+        if not streamed.units:
+            size = f"{streamed.outside / 1e6:,.0f} MB in fp32"
+            notes = (f"no layers were found, so the whole model was in memory: {size}", *notes)
         said = _said(checkpoint, len(ids), seed, text)
         with os_errors(target):
             tensor_file.write(target, found, said)

@@ -94,6 +94,7 @@ class Streamed:
         self._read(names)
         self.model.tie_weights()
         self._check(self._outside())
+        self._watch.take(self._outside())
 
     def _empty(self) -> Any:
         """Return the model without weights."""

@@ -132,6 +132,16 @@ def test_one_layer_is_in_memory_at_a_time(tmp_path, monkeypatch):
     assert done.largest == 4 * (256 * (256 + 128 + 128 + 256) + 3 * 256 * 512 + 2 * 256)
 
 
+def test_a_model_without_layers_is_read_whole(tmp_path, monkeypatch):
+    source = tiny_llama(tmp_path / "m", tied=False)
+    one, _ = measured(source, tmp_path / "one.safetensors")
+    monkeypatch.setattr(streamed, "_units", lambda *_: iter(()))
+    done = api.importance(source, tmp_path / "other.safetensors", tokens=TOKENS, device="cpu")
+    other, _ = contents(done.output)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert done.notes[0].startswith("no layers were found, so the whole model was in memory: 5 MB")
+
+
 def test_the_file_is_used_and_both_halves_say_it(tmp_path):
     source = tiny_llama(tmp_path / "m", tied=False)
     file = api.importance(source, tmp_path / "h.safetensors", tokens=8, device="cpu").output
