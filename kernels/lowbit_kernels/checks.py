@@ -45,3 +45,12 @@ def check_scale(
         wanted = f"{stored} {list(shape)} on {device}"
         found = f"{scale.dtype} {list(scale.shape)} on {scale.device}"
         raise ValueError(f"the {name} belonging to this is {wanted}, not {found}")
+
+
+def as_matrix(w: Tensor) -> Tensor:
+    return w.reshape(-1, max(w.shape[-1] if w.dim() else 1, 1))
+
+
+def check_shapes(w: Tensor, v: Tensor) -> None:
+    if w.shape != v.shape:
+        raise ValueError(f"shapes differ: {tuple(w.shape)} and {tuple(v.shape)}")

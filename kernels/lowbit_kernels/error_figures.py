@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from lowbit_kernels import rounding
 from lowbit_kernels.amax import FLOATING
+from lowbit_kernels.checks import as_matrix, check_shapes
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, INT4, INT8, Format
 from lowbit_kernels.jit import OPTIONS, jit, loadable, static_range, tl, use_kernel
 from lowbit_kernels.rounding import decode_e2m1, decode_e4m3, decode_e8m0, decode_fp8, widen
@@ -214,7 +215,11 @@ def _figures_kernel(
     WIDE: tl.constexpr,
 ):
     """Sum a tile of GROUPS * HIGH rows and WIDE columns."""
-    band = tl.program_id(0) // tiles
+    # All matrices together may have 2^31 rows and more, one has not: what is divided for each
+    # element has 32 bits.
+    first = (tl.program_id(0) // tiles).to(tl.int64) * (GROUPS * HIGH)
+    first_matrix = first // matrix_rows
+    begin = (first - first_matrix * matrix_rows).to(tl.int32)
     index = tl.arange(0, HIGH * WIDE)
     col = (tl.program_id(0) % tiles) * WIDE + index % WIDE
     error = tl.zeros([HIGH * WIDE], tl.float64)
@@ -224,17 +229,19 @@ def _figures_kernel(
     row_blocks = (matrix_rows + high - 1) // high
     column_blocks = (cols + wide - 1) // wide
     for group in range(GROUPS):
-        row = band * (GROUPS * HIGH) + group * HIGH + index // WIDE
+        below = group * HIGH + index // WIDE
+        row = first + below
         mask = (row < rows) & (col < cols)
-        offset = row.to(tl.int64) * cols + col
+        offset = row * cols + col
         w = widen(tl.load(w_ptr + offset, mask=mask, other=0), BF16)
         if ELEMENT == "VALUE":
             v = widen(tl.load(data_ptr + offset, mask=mask, other=0), DATA_BF16)
             code, step = index, w  # not looked at
         else:
-            matrix = row // matrix_rows
-            block = matrix * row_blocks + (row % matrix_rows) // high
-            place = block.to(tl.int64) * column_blocks + col // wide
+            within = begin + below
+            matrix = first_matrix + within // matrix_rows
+            block = matrix * row_blocks + (within % matrix_rows) // high
+            place = block * column_blocks + col // wide
             step = _load_scale(scale_ptr, place, mask)
             if SHARED:
                 step *= tl.load(global_scale_ptr + matrix, mask=mask, other=0)
@@ -304,15 +311,6 @@ def _launch(w: Tensor, v: Tensor, parts: Parts | None) -> Tensor:
         )
     out = torch.where(torch.isnan(out), torch.nan, out)
     return torch.cat((_tree(out[..., :4].transpose(1, 2)), out[..., 4:].amax(1)), -1)
-
-
-def as_matrix(w: Tensor) -> Tensor:
-    return w.reshape(-1, max(w.shape[-1] if w.dim() else 1, 1))
-
-
-def check_shapes(w: Tensor, v: Tensor) -> None:
-    if w.shape != v.shape:
-        raise ValueError(f"shapes differ: {tuple(w.shape)} and {tuple(v.shape)}")
 
 
 def figures(w: Tensor, v: Tensor) -> Tensor:
