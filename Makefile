@@ -4,10 +4,12 @@
 #   make test   the tests, a process on each core; ARGS="-k nvfp4" picks some, WORKERS=0 stays in one process
 #   make test-consumers   compressed-tensors and transformers over what we write
 #   make faults  the faults and attacks of docs/reliability.md in their long counts; says how many happened
+#   make fuzz   an hour of coverage-guided fuzzing of the header's reader (FUZZ=seconds); what it finds is kept
 #   make aot    compile the kernels for sm_80, 90, 100 and 120 without a GPU; print registers and spills
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
 #
+# LOCKED=1 holds what is installed to the hashes in requirements-dev.lock (all but torch and triton).
 # PYTHON picks the interpreter of the venv. Where no NVIDIA driver is loaded, constraints-cpu.txt pins every version;
 # where one is, pip's own choice of torch brings the CUDA build and the triton that belongs to it.
 
@@ -21,16 +23,21 @@ CONSTRAINTS := $(if $(GPU),,-c constraints-cpu.txt)
 ARGS ?=
 WORKERS ?= auto
 
-.PHONY: aot demo test faults test-consumers lint format clean setup
+FUZZ ?= 3600
+LOCKED ?=
+
+.PHONY: aot demo test faults fuzz test-consumers lint format clean setup
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints-cpu.txt Makefile
+$(INSTALLED): pyproject.toml constraints-cpu.txt requirements-dev.lock Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "lowbit needs Python 3.10 or newer; name one with PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "no venv module: apt-get install python3-venv" >&2; exit 1; }
+	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		-r requirements-dev.lock)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
@@ -57,6 +64,10 @@ test-consumers: $(INSTALLED)
 
 faults: $(INSTALLED)
 	FAULTS=all $(BIN)/python -m pytest -s tests/faults tests/attacks $(ARGS)
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	$(BIN)/python -m tests.attacks.fuzz $(FUZZ)
 
 aot: $(INSTALLED)
 	@LOWBIT_TRITON=1 $(BIN)/python -m tests.kernels.test_compile
