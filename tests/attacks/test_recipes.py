@@ -48,6 +48,7 @@ ATOMS = (
     *("(?=a)", "(?!b)", "(?<=a)", "\\1", "(?P<n>a)", "(?i)", "layers", "()", "|", "\\b", "[z-a]"),
 )
 REPEATS = ("", "", "", "*", "+", "?", "{2,}", "{1,30}", "*?", "++", "{999}", "{,5}")
+SHARING = ("a*", ".*", "a+", "[ab]*", "\\w*", "(?:a|b)*", "a*?")
 NAMES = ("a" * MAX_NAME, "ab" * (MAX_NAME // 2), "a" * (MAX_NAME - 1) + "!", "." * MAX_NAME, "")
 
 
@@ -60,6 +61,10 @@ def spoiled(draw):
 
 
 def pattern(draw, depth=3):
+    if (
+        depth == 3 and draw.random() < 0.3
+    ):  # repeats that share what they match, and an end that fails
+        return "".join(draw.choice(SHARING) for _ in range(draw.randint(2, 9))) + draw.choice("xb$")
     found = ""
     for _ in range(draw.randint(1, 4)):
         atom = draw.choice(ATOMS)
