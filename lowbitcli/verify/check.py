@@ -146,7 +146,7 @@ class _Run:
             scales.shared(self.target, self.ours),
             scales.scales(self.target, self.looked, self.device, self._tell),
             *inputs(self.target, self.ours),
-            plausible(self.target, self.looked, self.device, self._tell),
+            self._plausible(),
             scales.nan_codes(self.target, self.looked, self.device, self._tell),
             structure.hashes(self.target, self.manifest, self._tell, self._names),
         ]
@@ -158,6 +158,10 @@ class _Run:
         if self.progress is not None:
             self.progress(self.total, self.total, "")
         return self._verification()
+
+    def _plausible(self) -> Step:
+        alone = self.source is None
+        return plausible(self.target, self.looked, self.device, self._tell, alone=alone)
 
     @cached_property
     def looked(self) -> Source:

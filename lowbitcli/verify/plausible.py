@@ -25,11 +25,12 @@ from lowbitcli.pipeline.read import tensor_of
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.tensors import DATA, SCALE, TensorSpec
 from lowbitcli.verify import orders
-from lowbitcli.verify.nouns import Problem, Step
+from lowbitcli.verify.nouns import WARN, Problem, Step
 from lowbitcli.verify.rows import Rows, UnreadableError
 
 SPANS, HIGH = 4, 32  # runs of rows that are looked at of a matrix, and rows of each
 BLOCKS = 64  # of fewer nothing is said
+ALIKE = 512  # bytes; fewer may be the same by chance, or of a small weight of zeros
 LEAST = 0.02  # share of blocks without a 6 that asks for a look at other orders
 NORMAL = 0x10  # E4M3 scales below are rounded too far to say what their blocks hold
 APART = 0.2  # total variation between the halves of bytes that are no two codes
@@ -38,9 +39,15 @@ TELLS = 0.2  # how much more rows and columns must tell of scales in the other o
 
 
 def plausible(
-    checkpoint: Checkpoint, target: Source, device: torch.device, tell: Callable[[str, int], None]
+    checkpoint: Checkpoint,
+    target: Source,
+    device: torch.device,
+    tell: Callable[[str, int], None],
+    *,
+    alone: bool = True,
 ) -> Step:
-    """Look for codes and scales that lie in another order than the declared one."""
+    """Look for codes and scales that lie in another order than the declared one and, where there is
+    no source to hold them against (`alone`), for codes that are all the same."""
     problems: list[Problem] = []
     count = 0
     for weight in target.weights.values():
@@ -50,6 +57,7 @@ def plausible(
         tell(weight.name, 0)
         try:
             problems += _of_weight(checkpoint, weight, device)
+            problems += _alike(checkpoint, weight, device) if alone else ()
         except (CheckpointError, UnreadableError) as error:
             problems.append(Problem("unreadable", weight.name, str(error), weight.file))
     problems += shapes(checkpoint, target)
@@ -102,6 +110,19 @@ def _codes(
     if fits:
         told = f"{' or '.join(fits)}: as declared {without} of {blocks} blocks have no code of 6"
         yield DATA, f"{told}, so {min(fits.values())}"
+
+
+def _alike(checkpoint: Checkpoint, weight: SourceWeight, device: torch.device) -> Iterator[Problem]:
+    """Warn of a weight whose codes are one byte, over and over."""
+    rows, part = Rows(checkpoint, weight, device, tested=True), weight.reads[DATA]
+    some = [rows.parts(0, start, stop)[DATA] for start, stop in _spans(weight.shape[-2])]
+    codes = torch.cat(some).view(torch.uint8)
+    if codes.numel() < ALIKE:
+        return
+    least, most = torch.aminmax(codes)
+    if int(least) == int(most):
+        message = f"every code that was looked at is the same, byte {int(most)}: is it a weight?"
+        yield Problem("code", part.spec.name, message, part.file, WARN)
 
 
 def _spans(rows: int) -> list[tuple[int, int]]:

@@ -59,9 +59,12 @@ def _scale(
             problems += _zeros(checkpoint, weight, part, zero, device)
         return problems
     numbers = stored.float()
-    return _told(
-        part, numbers, ~(torch.isfinite(numbers) & (numbers > 0)), "scales are not above zero"
-    )
+    bad = ~(torch.isfinite(numbers) & (numbers > 0))
+    problems = _told(part, numbers, bad, "scales are not above zero")
+    if not problems and part.stored is not None and part.stored.layout == RECIPROCAL1:
+        beyond = ~torch.isfinite(numbers.reciprocal())
+        problems = _told(part, numbers, beyond, "scales are stored as a reciprocal that is Inf")
+    return problems
 
 
 def _bytes(wanted: Format, stored: Tensor) -> tuple[Tensor, Tensor]:

@@ -278,3 +278,53 @@ def test_a_source_that_holds_nan(planted, tmp_path):
     found = api.verify(planted.made("nvfp4", "lowbit"), against=source, device="cpu")
     assert ("fail", "nonfinite", DOWN + "weight") in told(found)
     assert ("fail", "bound", DOWN + "weight") in told(found)
+
+
+@pytest.mark.parametrize("byte", [0, 0x7E, 0xFF])
+def test_codes_that_are_all_the_same_are_a_warning_where_there_is_no_source(planted, byte):
+    output = planted.copy("nvfp4", "compressed-tensors")
+    change(output, lambda tensors: tensors[DOWN + "weight_packed"].fill_(byte))
+    alone = planted.verify(output, source=False)
+    assert ("warn", "code", DOWN + "weight_packed") in told(alone)
+    assert f"is the same, byte {byte}" in message(alone, "code")
+    beside = planted.verify(output)
+    assert next(one.kind for one in beside.failures) == "bound"
+    assert "code" not in {one.kind for one in beside.problems}
+
+
+def test_a_global_scale_whose_reciprocal_is_infinite(planted):
+    """compressed-tensors stores 1 / g: what is read of a subnormal number is Inf."""
+    output = planted.copy("nvfp4", "compressed-tensors")
+    change(output, lambda tensors: tensors[DOWN + "weight_global_scale"].fill_(1e-45))
+    found = planted.verify(output, source=False)
+    assert ("fail", "scale", DOWN + "weight_global_scale") in told(found)
+    assert "a reciprocal that is Inf" in message(found, "scale")
+
+
+REORDERED = [  # scheme, what is exchanged
+    ("nvfp4", ("weight_packed",)),
+    ("nvfp4", ("weight_packed", "weight_scale")),
+    ("mxfp8", ("weight_scale",)),
+    ("fp8_channel", ("weight_scale",)),
+]
+
+
+@pytest.mark.parametrize(("scheme", "parts"), REORDERED)
+def test_rows_that_were_exchanged(planted, scheme, parts):
+    output = planted.copy(scheme, "compressed-tensors")
+
+    def edit(tensors):
+        for part in parts:
+            some = tensors[DOWN + part].view(torch.uint8)
+            some.copy_(some.roll(1, 0))
+
+    change(output, edit)
+    assert told(planted.verify(output))[0] == ("fail", "bound", DOWN + "weight")
+
+
+def test_one_scale_that_is_the_next_number_up(planted):
+    output = planted.copy("nvfp4", "compressed-tensors")
+    change(output, lambda tensors: tensors[DOWN + "weight_scale"].view(torch.uint8)[5, 1].add_(1))
+    found = planted.verify(output)
+    assert told(found) == [("fail", "bound", DOWN + "weight")]
+    assert "first at row 5, column" in message(found, "bound")
