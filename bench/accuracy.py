@@ -56,6 +56,7 @@ ROWS = {  # name -> (scheme, rule, importance: "", random, text)
     "nvfp4-mse-random64": ("nvfp4", "mse", "random64"),
     "nvfp4-mse-text": ("nvfp4", "mse", "text"),
     "mixed-4.5bit": ("mixed-4.5bit", "", ""),
+    "mixed-4.5bit-random": ("mixed-4.5bit", "", "random"),
 }
 LICENCE = Path(__file__).parents[1] / "LICENSE"
 CHUNK = 128  # tokens whose probabilities over the vocabulary are held at once

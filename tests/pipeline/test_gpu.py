@@ -50,6 +50,27 @@ def test_the_cpus_bytes_for_every_cut(tmp_path, scheme, monkeypatch):
         assert found == wanted, (device, budget)
 
 
+@pytest.mark.parametrize("scheme", ["nvfp4", "mxfp4"])
+def test_the_cpus_bytes_with_importance(tmp_path, scheme):
+    source = single(tmp_path / "source", model())
+    generator = torch.Generator().manual_seed(1)
+    names = [name.removesuffix(".weight") for name in model() if ".layers." in name]
+    h = {
+        name: torch.randint(-20, 20, (model()[f"{name}.weight"].shape[1],), generator=generator)
+        for name in names
+    }
+    stats = {name: one.to(torch.int8) for name, one in h.items()}
+    file = checkpoints.write(tmp_path / "h.safetensors", stats, {"lowbit.importance": "1"})
+    recipe = tmp_path / "search.yaml"
+    recipe.write_text(f"rules: [{{match: '*', scheme: {scheme}, scale: mse}}]\n")
+    request = Request(recipe=recipe, container="lowbit", importance=file)
+    cpu, gpu = (
+        quantize(source, tmp_path / device, request, device=device) for device in ("cpu", "cuda")
+    )
+    assert checkpoints.hashes(cpu.output) == checkpoints.hashes(gpu.output)
+    assert cpu.errors == gpu.errors
+
+
 def test_what_is_copied_never_visits_the_gpu(tmp_path):
     tensors = {f"model.embed_tokens.{n}": weight(4096, 1024, seed=n) for n in range(4)}
     source = single(tmp_path / "source", tensors)
