@@ -12,6 +12,7 @@ import typer
 
 from lowbitcli import options as opt
 from lowbitcli import program
+from lowbitcli.cli_recipe import recipe_app
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.program import (
     EXIT_CODES,
@@ -24,7 +25,6 @@ from lowbitcli.program import (
 )
 
 SHARD_SIZE = "--max-shard-size 5GB"
-GPU_MEMORY = "--max-gpu-memory 4GiB"
 
 app = typer.Typer(
     name="lowbit",
@@ -33,11 +33,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-recipe_app = typer.Typer(
-    help="List, show, check and start recipes.",
-    epilog=EXIT_CODES,
-    rich_markup_mode=None,
 )
 app.add_typer(recipe_app, name="recipe")
 report_app = typer.Typer(
@@ -59,12 +54,6 @@ def lowbit(
     if version:
         console.data([f"lowbit {__version__}"])
         raise typer.Exit
-    return help_unless_invoked(context)
-
-
-@recipe_app.callback(invoke_without_command=True)
-def recipe_group(context: typer.Context) -> int:
-    """List, show, check and start recipes."""
     return help_unless_invoked(context)
 
 
@@ -148,7 +137,7 @@ def quantize(
     )
     if dry_run:
         return _plan(source, output, request, as_json=as_json, quiet=quiet, verbose=verbose)
-    memory, gpu_memory = byte_count(max_memory), byte_count(max_gpu_memory, GPU_MEMORY)
+    memory, gpu_memory = byte_count(max_memory), byte_count(max_gpu_memory, opt.GPU_MEMORY)
     with early.importing():
         from lowbitcli import api
         from lowbitcli.progress import show_progress
@@ -254,7 +243,7 @@ def dequantize(
     device, devices = program.device_or_devices(context, device, devices)
     if num_shards is None:
         early.begin(source, device if devices is None and cluster is None else "cpu")
-    memory, gpu_memory = byte_count(max_memory), byte_count(max_gpu_memory, GPU_MEMORY)
+    memory, gpu_memory = byte_count(max_memory), byte_count(max_gpu_memory, opt.GPU_MEMORY)
     shard_size = byte_count(max_shard_size, SHARD_SIZE)
     with early.importing():
         from lowbitcli import api
@@ -546,142 +535,6 @@ def doctor(as_json: opt.Json = False) -> int:
         console.document(found)
     else:
         console.data(examination.lines(found))
-    return 0
-
-
-@command(recipe_app, "list")
-def recipe_list(as_json: opt.Json = False) -> int:
-    """List the recipes that ship with lowbit."""
-    from lowbitcli import console, recipe, tables
-
-    shipped = recipe.names()
-    if as_json:
-        console.document([{"name": one.name, "description": one.description} for one in shipped])
-    else:
-        console.data(tables.columns([(one.name, one.description) for one in shipped]))
-    return 0
-
-
-@command(recipe_app, "show")
-def recipe_show(name: opt.RecipeArgument, as_json: opt.Json = False) -> int:
-    """Show a recipe: its text, or as --json what it means."""
-    from lowbitcli import console, recipe
-    from lowbitcli.recipe import shelf
-
-    found = recipe.load(name)
-    if as_json:
-        console.document(found.model_dump(mode="json"))
-    else:
-        path = shelf.recipes().get(name, Path(name))
-        console.data(path.read_text().splitlines())
-    return 0
-
-
-@command(recipe_app, "check")
-def recipe_check(
-    name: opt.RecipeArgument,
-    source: Annotated[
-        Path | None, typer.Argument(metavar="[SRC]", help="a checkpoint that it is for")
-    ] = None,
-    verbose: opt.Verbose = False,
-) -> int:
-    """Check a recipe, and whether its patterns find their tensors in a checkpoint."""
-    from lowbitcli import console, recipe, tables
-    from lowbitcli.plan.prepare import Request, plan_quantize
-
-    found = recipe.load(name)
-    lines = [f"{name}: {len(found.rules)} rule(s), good"]
-    if source is not None:
-        plan = plan_quantize(source, None, Request(recipe=name))
-        lines.append(f"{source}: {len(plan.quantized)} of {len(plan.weights)} tensors quantized")
-        lines += ["", *tables.recipe_lines(found, plan, everything=verbose)]
-    console.data(lines)
-    return 0
-
-
-@command(recipe_app, "init")
-def recipe_init(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="file to write [standard output]")
-    ] = None,
-) -> int:
-    """Start a recipe: a text with comments to edit."""
-    from lowbitcli import console, recipe
-
-    text = recipe.init()
-    if file is None:
-        console.data(text.splitlines())
-    else:
-        with file.open("x") as new:
-            new.write(text)
-    return 0
-
-
-@command(recipe_app, "auto")
-def recipe_auto(
-    source: opt.Source,
-    bits: opt.Bits = None,
-    size: opt.TotalSize = None,
-    schemes: opt.Schemes = None,
-    floor_db: opt.FloorDb = None,
-    importance: opt.Importance = None,
-    output: opt.NewRecipe = None,
-    container: opt.ContainerName = "auto",
-    device: opt.Device = "auto",
-    max_memory: opt.MaxMemory = None,
-    max_gpu_memory: opt.MaxGpuMemory = None,
-    report: opt.CurveReport = None,
-    force: opt.Force = False,
-    as_json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> int:
-    """Choose a scheme for each weight: the least error that a budget allows.
-
-    Measures the error of every scheme on every weight, in one pass, and writes a recipe. Without a
-    budget it shows error against bits, and writes none.
-
-    \b
-    Examples:
-      lowbit recipe auto Llama-3.1-8B/
-      lowbit recipe auto Llama-3.1-8B/ --bits 4.8 -o recipe.yaml
-      lowbit recipe auto Llama-3.1-8B/ --size 6GB --floor-db 25 --schemes nvfp4:mse,fp8 > r.yaml
-    """
-    from lowbitcli import api, console
-    from lowbitcli import report as reports
-    from lowbitcli.progress import show_progress
-    from lowbitcli.search import told
-
-    where = None if report is None else Path(report) if report else beside(output or Path(source))
-    if where is not None:
-        reports.check_path(where)
-    budget = bits, byte_count(size, "--size 3.2GB")
-    wanted = api.Wanted(*budget, schemes or "", floor_db, container, importance)
-    allowed = api.Allowed(
-        device,
-        byte_count(max_memory) or api.DEFAULT,
-        byte_count(max_gpu_memory, GPU_MEMORY),
-    )
-    with show_progress("measuring", quiet=quiet) as progress:
-        found = api.choose(source, wanted, allowed, output, force=force, progress=progress)
-    if where is not None:
-        reports.write_curve(found, where)
-    if as_json:
-        console.document(told.document(found))
-    elif found.chosen is not None and output is None:
-        console.data(found.chosen.text.splitlines())
-    elif not quiet:
-        console.data(told.lines(found))
-        console.data([] if output is None else [f"recipe: {output}"])
-        console.data([] if where is None else [f"report: {where}"])
-    return 0
-
-
-@command(recipe_app, "schema")
-def recipe_schema() -> int:
-    """Print the JSON schema of recipes, for editors."""
-    from lowbitcli import console, recipe
-
-    console.document(recipe.schema())
     return 0
 
 

@@ -146,6 +146,7 @@ MaxMemory = Annotated[
         metavar="SIZE",
     ),
 ]
+GPU_MEMORY = "--max-gpu-memory 4GiB"  # how it is written
 MaxGpuMemory = Annotated[
     str | None,
     _option(

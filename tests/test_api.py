@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowbitcli import api, cli
+from lowbitcli import api, cli, cli_recipe
 from lowbitcli.errors import UsageError
 from tests.checkpoints import weight, write
 
+COMMANDS = {
+    name: value
+    for module in (cli, cli_recipe)
+    for name, value in vars(module).items()
+    if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+}
 ON_A_TERMINAL = {"context", "as_json", "quiet", "verbose", "timings", "dry_run"}
 NAMED_OTHERWISE = {"fail_under": "fail_under_db", "new": "fix"}
 PAGES = {("recipe_auto", "report"): "lowbitcli.report.write_curve writes it of the result"}
@@ -42,7 +48,7 @@ def defaults(*doors):
 @pytest.mark.parametrize("command", DOORS)
 def test_every_option_is_a_parameter(command):
     taken = defaults(*DOORS[command])
-    options = inspect.signature(getattr(cli, command)).parameters
+    options = inspect.signature(COMMANDS[command]).parameters
     assert len(set(options) - ON_A_TERMINAL) >= 2
     for name, option in options.items():
         if name in ON_A_TERMINAL or (command, name) in PAGES:
@@ -54,13 +60,7 @@ def test_every_option_is_a_parameter(command):
 
 
 def test_every_command_for_checkpoints_has_a_door():
-    commands = {
-        name
-        for name, value in vars(cli).items()
-        if inspect.isfunction(value) and value.__module__ == cli.__name__
-        if not name.startswith("_")
-    }
-    assert commands == set(DOORS) | NOT_OF_CHECKPOINTS
+    assert COMMANDS.keys() == set(DOORS) | NOT_OF_CHECKPOINTS
 
 
 def source_in(folder, number=6, seed=0):

@@ -38,14 +38,16 @@ FLOORS = {
     "lowbitcli.progress": 10,
     "lowbitcli.program": 10,
     "lowbitcli.tables": 10,
-    "lowbitcli.cli": 11,
-    "lowbitcli.__main__": 12,
+    "lowbitcli.cli_recipe": 11,
+    "lowbitcli.cli": 12,
+    "lowbitcli.__main__": 13,
 }
 PAPER = 5  # up to this floor a checkpoint is headers, and no tensor library is loaded
 TENSOR_LIBRARIES = {"torch", "triton", "numba"}
 KERNELS_MAY_IMPORT = {"lowbit_kernels", *TENSOR_LIBRARIES}
 SOURCES = (("kernels", "lowbit_kernels"), ("", "lowbitcli"))
-LOCAL_IMPORTS = {"lowbitcli/cli.py"}  # a command imports what it needs when it runs: start-up time
+# A command imports what it needs when it runs: start-up time.
+LOCAL_IMPORTS = {"lowbitcli/cli.py", "lowbitcli/cli_recipe.py"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 LINES = 350
 LONG_FILES = {  # path -> why it is longer
