@@ -1,6 +1,6 @@
 """What peers' NVFP4 without data loses on MiniLM, by the figures of `accuracy`.
 
-    python -m bench.accuracy_peers memoryless_minmax          of llm-compressor, as nvfp4_expanded_mse
+    python -m bench.accuracy_peers memoryless_minmax       or another observer of llm-compressor
     python -m bench.accuracy_peers convert_to_quant --steps 60
 
 Needs llmcompressor (with datasets) or convert-to-quant beside what `accuracy` needs; one peer in a

@@ -151,7 +151,7 @@ def _run(
 
 
 def _call(streamed: Streamed, watch: Watch, ids: Tensor) -> None:
-    given = {"input_ids": ids}
+    given: dict[str, Any] = {"input_ids": ids}
     if getattr(streamed.model.config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = ids
     if "use_cache" in _arguments(streamed.base):
