@@ -1,4 +1,4 @@
-"""The commands about recipes: `lowbit recipe list|show|check|init|auto|schema`; made like `cli`'s."""
+"""The commands of `lowbit recipe`: each parses, calls one function and prints, as those of `cli`."""
 
 from pathlib import Path
 from typing import Annotated

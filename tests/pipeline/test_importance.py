@@ -16,7 +16,7 @@ from lowbitcli.plan.asked import Asked
 from lowbitcli.plan.importance import Importance
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
-from tests.experts import DOWN, UP, E, H, INNER, P, model
+from tests.experts import DOWN, INNER, UP, E, H, P, model
 
 NAMES = [f"{LAYER}self_attn.{x}_proj" for x in "qkv"] + [f"{LAYER}mlp.down_proj"]
 SEARCH = "rules: [{match: '*', scheme: %s, scale: mse}]\n"
