@@ -1,4 +1,4 @@
-"""The commands of `lowbit recipe`: each parses, calls one function and prints, as those of `cli`."""
+"""The commands of `lowbit recipe`: each parses, calls one function, prints, as those of `cli`."""
 
 from pathlib import Path
 from typing import Annotated
