@@ -8,7 +8,9 @@ writer in fp32. Where lowbit wrote the code it is known that fl(x / step) was ro
 ties to even: then nothing is widened, and a midpoint is in the interval of the even code alone.
 
 The interval of the largest code has no end, that of zero takes both signs, and a code that is NaN
-has none. Where the step is 0 nothing can be said of the code: an element that is not zero is
+has none. The least code of two's complement (-128, -8), which lowbit never writes, has one where
+somebody else may have written it; that of the next one has no end there either, since writers
+differ in whether they use it. Where the step is 0 nothing can be said of the code: an element that is not zero is
 counted as lost to underflow.
 
 Half a step alone would fail correct output on ties; a whole step would not see a code that was
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from lowbit_kernels import rounding
 from lowbit_kernels.error_codes import Ruler, codes_of, held, values_of
-from lowbit_kernels.formats import E8M0, Format
+from lowbit_kernels.formats import E8M0, INT4, INT8, Format
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
 
@@ -88,7 +90,11 @@ def _intervals(element: Format, widening: float | None) -> tuple[Tensor, Tensor]
     place = torch.searchsorted(magnitudes, torch.where(good, values.abs(), 0.0))
     low, high, negative = low[place], high[place], values < 0
     low, high = torch.where(negative, -high, low), torch.where(negative, -low, high)
-    return torch.where(good, low, math.inf), torch.where(good, high, -math.inf)
+    low, high = torch.where(good, low, math.inf), torch.where(good, high, -math.inf)
+    if widening is not None and element in (INT8, INT4):
+        least = 1 << (element.bits - 1)  # the code itself: no other format has it
+        low[least], high[least] = -math.inf, -(element.max + 0.5) * (1 - widening)
+    return low, high
 
 
 def is_exact(scheme: Scheme, rules: Iterable[str]) -> bool:
