@@ -10,8 +10,8 @@ ties to even: then nothing is widened, and a midpoint is in the interval of the 
 The interval of the largest code has no end, that of zero takes both signs, and a code that is NaN
 has none. The least code of two's complement (-128, -8), which lowbit never writes, has one where
 somebody else may have written it; that of the next one has no end there either, since writers
-differ in whether they use it. Where the step is 0 nothing can be said of the code: an element that is not zero is
-counted as lost to underflow.
+differ in whether they use it. Where the step is 0 nothing can be said of the code: an element that
+is not zero is counted as lost to underflow.
 
 Half a step alone would fail correct output on ties; a whole step would not see a code that was
 changed to its neighbour.
