@@ -6,7 +6,7 @@ from typing import Any
 
 from lowbitcli.containers import Container
 from lowbitcli.containers.layouts import TRANSPOSED
-from lowbitcli.containers.stacks import NOT_SINGLY, Stacking, fits
+from lowbitcli.containers.stacks import LETTERS, MODELS, NOT_SINGLY, Stacking, fits
 from lowbitcli.errors import CheckpointError
 from lowbitcli.plan.choose import Choice, grouped, splits
 from lowbitcli.plan.source import Source, SourceWeight
@@ -41,7 +41,20 @@ def _agrees(weight: SourceWeight, config: Mapping[str, Any]) -> bool:
 def readers_of(weights: Iterable[SourceWeight], model: str) -> tuple[str, ...]:
     """Return what is known of programs that read single experts of a model whose stacks were taken
     apart."""
-    if model not in NOT_SINGLY or all(one.reads[DATA].view is None for one in weights):
+    split = [one.name for one in weights if one.reads[DATA].view is not None]
+    if not split:
+        return ()
+    if model not in MODELS:
+        return (
+            "nothing is known of programs that read single experts of this model: they are called "
+            f"as the stack was, {safe(split[0])}",
+        )
+    if model in LETTERS - {"lfm2_moe"} and any(".mlp.experts." in name for name in split):
+        return (
+            f"vLLM 0.33 and SGLang 0.5.23 call the module of the experts of {safe(model)} "
+            "block_sparse_moe, and read no `mlp`, quantized or not; transformers 5.24 does",
+        )
+    if model not in NOT_SINGLY:
         return ()
     if model == "gpt_oss":
         return (

@@ -18,7 +18,7 @@ from lowbitcli.containers.container import (
 from lowbitcli.containers.ct_config import of as quantization_config
 from lowbitcli.containers.layouts import IDENTITY, Layout
 from lowbitcli.containers.plain import PLAIN
-from lowbitcli.containers.stacks import Stacking, is_stack, stacking_of
+from lowbitcli.containers.stacks import Stacking, called_as, is_stack, stacking_of
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.plan.nouns import Part
 from lowbitcli.schemes import Scheme
@@ -34,8 +34,8 @@ class SourceWeight:
 
     `plain` is how a stack of experts lies where it is not quantized, or a matrix that is `[in,
     out]`, None for any other tensor; its `shape` is that of the weights, `[E, out, in]`. `rows` is
-    where a stack has its rows of gate and up: see `stacks`. `told` is whether a recipe says how it
-    lies.
+    where a stack has its rows of gate and up, `called` what its experts are called one by one: see
+    `stacks`. `told` is whether a recipe says how it lies.
     """
 
     name: str
@@ -46,6 +46,7 @@ class SourceWeight:
     plain: Layout | None = None
     rows: str = ""
     told: bool = False
+    called: str = ""
 
     @property
     def file(self) -> str:
@@ -157,9 +158,22 @@ def _plain(stored: StoredTensor, checkpoint: Checkpoint, layouts: Layouts | None
         return SourceWeight(spec.name, spec.shape, spec.dtype, None, {DATA: read}, told=known)
     read = Part(spec, stored.file, Stored("", spec.dtype, layout))
     shape = layout.spec(spec).shape  # of a layout that is its own inverse
+    called = _called(checkpoint) if len(shape) == 3 else ""
     return SourceWeight(
-        spec.name, shape, spec.dtype, None, {DATA: read}, layout, lies.rows, told is not None
+        spec.name,
+        shape,
+        spec.dtype,
+        None,
+        {DATA: read},
+        layout,
+        lies.rows,
+        told is not None,
+        called,
     )
+
+
+def _called(checkpoint: Checkpoint) -> str:
+    return called_as(str((checkpoint.config or {}).get("model_type")))
 
 
 def _may_lie(spec: TensorSpec) -> bool:
@@ -199,7 +213,14 @@ def _quantized(
         reads[part] = Part(stored.spec, stored.file, weight.stored[part])
     rows = _rows_of(weight, checkpoint, layouts)
     return SourceWeight(
-        weight.name, weight.shape, weight.dtype, weight.scheme, reads, weight.plain, rows
+        weight.name,
+        weight.shape,
+        weight.dtype,
+        weight.scheme,
+        reads,
+        weight.plain,
+        rows,
+        called=_called(checkpoint) if rows or weight.plain is not None else "",
     )
 
 

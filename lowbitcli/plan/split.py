@@ -25,7 +25,7 @@ def experts(weight: SourceWeight) -> tuple[SourceWeight, ...]:
     it is no stack, no reader has names for them, or rows that share a scale are not one's own."""
     if weight.plain is None or len(weight.shape) != 3:
         return ()
-    found = experts_of(weight.name, weight.shape, weight.rows)
+    found = experts_of(weight.name, weight.shape, weight.rows, weight.called)
     if not all(_is_apart(weight.scheme, expert) for expert in found):
         return ()
     return tuple(_expert(weight, expert) for expert in found)
@@ -86,7 +86,8 @@ def biases_of_experts(bias: SourceWeight, weight: SourceWeight) -> tuple[SourceW
     """Return the biases of a stack, one for each of its experts' matrices."""
     size = TensorSpec("", bias.dtype, (1,)).nbytes
     return tuple(
-        _bias(bias, expert, size) for expert in experts_of(weight.name, weight.shape, weight.rows)
+        _bias(bias, expert, size)
+        for expert in experts_of(weight.name, weight.shape, weight.rows, weight.called)
     )
 
 

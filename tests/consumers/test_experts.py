@@ -20,6 +20,7 @@ PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 SCHEMES = {"fp8_channel": (torch.float32, "fp32"), "mxfp4": (torch.bfloat16, "bf16")}
 MODELS = {
     "mixtral": "block_sparse_moe.experts.3.w1",
+    "mixtral, stacked": "mlp.experts.3.w1",
     "qwen3_moe": "mlp.experts.3.gate_proj",
     "qwen3_moe, stacked": "mlp.experts.3.gate_proj",
 }
