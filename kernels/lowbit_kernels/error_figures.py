@@ -215,11 +215,7 @@ def _figures_kernel(
     WIDE: tl.constexpr,
 ):
     """Sum a tile of GROUPS * HIGH rows and WIDE columns."""
-    # All matrices together may have 2^31 rows and more, one has not: what is divided for each
-    # element has 32 bits.
-    first = (tl.program_id(0) // tiles).to(tl.int64) * (GROUPS * HIGH)
-    first_matrix = first // matrix_rows
-    begin = (first - first_matrix * matrix_rows).to(tl.int32)
+    band = tl.program_id(0) // tiles
     index = tl.arange(0, HIGH * WIDE)
     col = (tl.program_id(0) % tiles) * WIDE + index % WIDE
     error = tl.zeros([HIGH * WIDE], tl.float64)
@@ -229,19 +225,17 @@ def _figures_kernel(
     row_blocks = (matrix_rows + high - 1) // high
     column_blocks = (cols + wide - 1) // wide
     for group in range(GROUPS):
-        below = group * HIGH + index // WIDE
-        row = first + below
+        row = band * (GROUPS * HIGH) + group * HIGH + index // WIDE
         mask = (row < rows) & (col < cols)
-        offset = row * cols + col
+        offset = row.to(tl.int64) * cols + col
         w = widen(tl.load(w_ptr + offset, mask=mask, other=0), BF16)
         if ELEMENT == "VALUE":
             v = widen(tl.load(data_ptr + offset, mask=mask, other=0), DATA_BF16)
             code, step = index, w  # not looked at
         else:
-            within = begin + below
-            matrix = first_matrix + within // matrix_rows
-            block = matrix * row_blocks + (within % matrix_rows) // high
-            place = block * column_blocks + col // wide
+            matrix = row // matrix_rows
+            block = matrix * row_blocks + (row % matrix_rows) // high
+            place = block.to(tl.int64) * column_blocks + col // wide
             step = _load_scale(scale_ptr, place, mask)
             if SHARED:
                 step *= tl.load(global_scale_ptr + matrix, mask=mask, other=0)

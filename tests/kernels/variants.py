@@ -139,9 +139,6 @@ def _error(w: dict, name: str, bf16: bool) -> Iterator[Variant]:
         constants = fixed | {"ELEMENT": element, "LAST": last, "SHARED": shared}
         constants["DATA_BF16"] = False
         yield Variant("error_figures", "_figures_kernel", types, constants)
-        if element == "E2M1":  # of a stack that has 2^31 rows and more
-            far = types | {"rows": "i64"}
-            yield Variant("error_figures", "_figures_kernel", far, constants)
 
 
 def _te(w: dict, bf16: bool) -> Iterator[Variant]:

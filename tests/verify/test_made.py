@@ -181,11 +181,12 @@ def test_modelopt_divides_in_the_weight_s_dtype(tmp_path, container):
     codes = (w / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     source = single(tmp_path / "source", {DOWN + "weight": w})
     made = api.quantize(source, tmp_path / "made", api.Request(scheme="fp8")).output
-    said = checkpoints.config_of(made)
+    said, inputs = checkpoints.config_of(made), {}
     if container == "modelopt":
         said["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "FP8"}
+        inputs = {DOWN + "input_scale": torch.tensor(1.0)}
     shape = (1,) if container == "compressed-tensors" else ()
-    tensors = {DOWN + "weight": codes, DOWN + "weight_scale": scale.reshape(shape)}
+    tensors = {DOWN + "weight": codes, DOWN + "weight_scale": scale.reshape(shape), **inputs}
     theirs = single(tmp_path / "theirs", tensors, said)
     found = api.verify(theirs, against=source, device="cpu")
     assert found.container == container
