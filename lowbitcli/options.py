@@ -94,7 +94,12 @@ SplitGroups = Annotated[
     ),
 ]
 Fake = Annotated[
-    bool, _option("--fake", "FAKE", "store what the quantized weights decode to, unquantized")
+    bool,
+    _option(
+        "--fake",
+        "FAKE",
+        "store what the quantized weights decode to, unquantized; in no container",
+    ),
 ]
 Nibbles = Annotated[
     Nibble | None,

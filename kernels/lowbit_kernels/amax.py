@@ -25,6 +25,8 @@ def check_weight(w: Tensor, width: int = 1) -> None:
     """Raise ValueError unless `w` is `[*, rows, cols]` in fp32, bf16 or fp16 with cols a multiple
     of `width`.
     """
+    if not isinstance(w, Tensor) or w.layout is not torch.strided:
+        raise ValueError("a weight is a dense tensor of torch")
     if w.dtype not in FLOATING:
         raise ValueError(f"a weight is float32, bfloat16 or float16, this is {w.dtype}")
     if w.dim() < 2:

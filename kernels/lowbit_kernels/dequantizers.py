@@ -216,6 +216,9 @@ class QuantizedTensor:
     global_scale: Tensor | None = None
     signs: Signs | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", _mode(self.mode))  # it may be named by its value
+
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the values, in `dtype` or in that of the tensor."""
         wanted = self.dtype if dtype is None else dtype

@@ -196,6 +196,7 @@ def quantize_tensor(
     """
     _check_element(element)
     amax_of.check_weight(w)
+    w = w.detach()
     if scale is not None:
         check_scale(scale, w.shape[:-2], w.device)
     if scale is None and use_kernel(w):
@@ -216,6 +217,7 @@ def quantize_channel(w: Tensor, element: Format = E4M3) -> tuple[Tensor, Tensor]
     """
     _check_element(element)
     amax_of.check_weight(w)
+    w = w.detach()
     if use_kernel(w):
         return rows.launch(w, element)
     scale = scale_of(amax_of.rows(w), element).unsqueeze(-1)

@@ -241,6 +241,7 @@ def quantize(
     128 or 1, another element.
     """
     amax_of.check_weight(w)
+    w = w.detach()
     _check(rule, high)
     if element not in (E4M3, E5M2):
         raise ValueError(f"an FP8 element is E4M3 or E5M2, not {element.name}")

@@ -238,6 +238,7 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     Raises ValueError for a dtype or shape that is no weight.
     """
     amax_of.check_weight(w)
+    w = w.detach()
     if use_kernel(w):
         return rows.launch(w, INT8)
     if not cpu.takes(w):
@@ -264,6 +265,7 @@ def quantize_int4(
     if scale_dtype not in LEAST:
         raise ValueError(f"scales are fp32, bf16 or fp16, not {scale_dtype}")
     amax_of.check_weight(w, group)
+    w = w.detach()
     if use_kernel(w):
         return _launch_quantize_groups(w, group, scale_dtype)
     if not cpu.takes(w):

@@ -178,6 +178,7 @@ def quantize(
     unknown element, rule, layout or order of nibbles.
     """
     amax_of.check_weight(w, BLOCK)
+    w = w.detach()
     if element.name not in TORCH:
         raise ValueError(f"an MX element is {', '.join(TORCH)}, not {element.name}")
     _check_rule(rule)

@@ -191,6 +191,7 @@ def quantize(
     global scale that is not fp32 `[*]`, an unknown rule, layout or order of nibbles.
     """
     amax_of.check_weight(w, BLOCK)
+    w = w.detach()
     _check_rule(rule)
     check(layout, nibbles)
     if global_scale is not None:

@@ -164,6 +164,12 @@ class Streamed:
         """Give the embeddings of `ids` their numbers; memory of the others is never touched."""
         weight = self._weights[self.sources[embedding][0]]
         spec = weight.reads[DATA].spec
+        wanted = self.model.get_parameter(embedding).shape
+        if tuple(spec.shape) != tuple(wanted):
+            raise CheckpointError(
+                f"{safe(spec.name)} is {list(spec.shape)}, and config.json makes it {list(wanted)}",
+                hint="is config.json that of this checkpoint?",
+            )
         step = spec.nbytes // spec.shape[0]
         table = torch.empty(spec.shape, dtype=torch.float32, device=self._device)
         for number in ids:

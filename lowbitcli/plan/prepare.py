@@ -115,6 +115,11 @@ def quantization(
     """Plan a quantization and hold its source open; `non_finite` names weights to be kept."""
     recipe = recipe_of(request)
     fake = request.fake or recipe.fake
+    if request.fake and request.container != "auto":
+        raise UsageError(
+            "--fake writes the weights' own dtype, in no container",
+            hint=f"leave out --container {safe(request.container)}",
+        )
     with ExitStack() as held:
         with _uncollected():
             checkpoint = held.enter_context(Checkpoint.open(source, strict=request.strict))

@@ -138,6 +138,7 @@ class Matcher:
         known = {*names, *(name.removesuffix(".weight") for name in names)}
         patterns = [entry.pattern for entry in self._entries]
         patterns += [pattern for rule in self._recipe.rules for pattern in rule.exclude]
+        patterns += [pattern for one in self._recipe.thresholds for pattern in one.match]
         dead = [
             pattern
             for pattern in patterns

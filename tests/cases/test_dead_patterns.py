@@ -11,6 +11,10 @@ from lowbitcli.errors import RecipeError
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
 
+GATE = """rules: [{match: "*", scheme: nvfp4}]
+thresholds:
+  - {match: "*.donw_proj", fail_under_db: 99}
+"""
 RECIPE = r"""rules:
   - match: "*"
     scheme: nvfp4
@@ -65,3 +69,11 @@ def test_the_command(tmp_path, source, recipe, lowbit):
     assert "gatee" in said.err
     assert "lm_head.weight" in said.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_threshold_of_no_weight_would_let_everything_pass(source, tmp_path):
+    recipe = tmp_path / "gate.yaml"
+    recipe.write_text(GATE)
+    with pytest.raises(RecipeError, match=r"'\*\.donw_proj' matches no tensor") as caught:
+        quantize(source, tmp_path / "out", Request(recipe=recipe))
+    assert "gate.yaml:3:" in str(caught.value) and "down_proj" in caught.value.hint

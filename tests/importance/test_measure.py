@@ -2,6 +2,7 @@
 it; and what it refuses."""
 
 import importlib
+import json
 
 import pytest
 import torch
@@ -179,6 +180,16 @@ def test_refusals(tmp_path, monkeypatch):
     out.write_text("something")
     assert "--force" in refused(OutputError, "exists", source, out)
     refused(UsageError, "is a source|the source", source, source / "model.safetensors", force=True)
+
+
+@pytest.mark.parametrize("tokens", [128, 512])
+def test_a_config_of_another_vocabulary_is_refused(tmp_path, tokens):
+    folder = tiny_llama(tmp_path / "model", tied=False)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["vocab_size"] not in (128, 512)
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": tokens}))
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight is .* config.json makes it"):
+        measured(folder, tmp_path / "i.safetensors", tokens=16)
 
 
 def test_without_transformers(tmp_path, monkeypatch):

@@ -83,6 +83,22 @@ def test_global_scales_of_another_number_have_no_error_sums():
             error.sums_of_parts(w, parts, E2M1, (1, 16))
 
 
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_parts_carry_no_gradient(name):
+    w = torch.nn.Parameter(torch.randn(128, 256, generator=torch.Generator().manual_seed(5)))
+    parts = QUANTIZERS[name][0](w)
+    assert not any(part.requires_grad for part in parts), [part.grad_fn for part in parts]
+    scale = nvfp4.quantize(w, rule="2d")[1]
+    assert not scale.requires_grad
+
+
+@pytest.mark.parametrize("w", [None, [[1.0] * 32], torch.eye(32).to_sparse()])
+def test_what_is_no_dense_tensor_is_refused(w):
+    for quantize in (nvfp4.quantize, mx.quantize_mxfp8, fp8.quantize_tensor, fp8.quantize_channel):
+        with pytest.raises(ValueError, match="a dense tensor"):
+            quantize(w)
+
+
 def test_an_element_that_mx_does_not_have_is_refused():
     with pytest.raises(ValueError, match="an MX element is"):
         mx.quantize(torch.randn(4, 64), INT8)

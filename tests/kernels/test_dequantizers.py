@@ -129,6 +129,16 @@ def test_quantize_is_the_default_rule_of_each_scheme():
         assert q.dtype == torch.float32 and q.dequantize().dtype == torch.float32
 
 
+def test_a_mode_may_be_named_by_its_value(tmp_path):
+    for q in some():
+        named = QuantizedTensor(q.data, q.scale, q.mode.value, q.dtype, q.global_scale, q.signs)
+        assert named.mode is q.mode
+        named.save(tmp_path / "named.safetensors")
+        assert QuantizedTensor.load(tmp_path / "named.safetensors").mode is q.mode
+    with pytest.raises(ValueError, match="nvfp5"):
+        QuantizedTensor(q.data, q.scale, "nvfp5")
+
+
 def test_saved_and_loaded(tmp_path):
     tensors = list(some())
     for i, q in enumerate(tensors):

@@ -9,7 +9,7 @@ import torch
 
 from lowbitcli import api
 from lowbitcli.api import Request, dequantize, quantize
-from lowbitcli.errors import StoppedError
+from lowbitcli.errors import StoppedError, UsageError
 from lowbitcli.pipeline import memory, proof, write
 from lowbitcli.pipeline.memory import Budget
 from tests import checkpoints
@@ -115,3 +115,8 @@ def test_it_goes_on_with_what_was_left(tmp_path, source, monkeypatch):
     assert done.resumed > 0
     assert checkpoints.hashes(done.output) == checkpoints.hashes(whole.output)
     assert quantize(source, tmp_path / "out", request, device="cpu").complete
+
+
+def test_a_container_has_no_say_in_it(source, tmp_path):
+    with pytest.raises(UsageError, match="in no container"):
+        quantize(source, tmp_path / "out", Request(scheme="fp8", fake=True, container="modelopt"))
