@@ -19,6 +19,7 @@ from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
 from lowbitcli.verify import compare, nearness, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of, raw_fp8_of
+from lowbitcli.verify.bound import half_gap
 from lowbitcli.verify.hands import Map, hands
 from lowbitcli.verify.inputs import inputs
 from lowbitcli.verify.kept import kept
@@ -36,7 +37,7 @@ from lowbitcli.verify.nouns import (
 from lowbitcli.verify.plausible import plausible
 from lowbitcli.verify.rows import Rows, UnreadableError
 from lowbitcli.verify.sample import document, sampled
-from lowbitcli.verify.spread import Spread, half_gap
+from lowbitcli.verify.spread import Spread
 
 # Called with bytes done, bytes in all, and the name of what is being worked on.
 Progress = Callable[[int, int, str], None]

@@ -29,11 +29,9 @@ from torch import Tensor
 
 from lowbit_kernels import rounding
 from lowbit_kernels.error_codes import BINS, UNIT, Look, Worst
-from lowbit_kernels.error_looks import look
 from lowbit_kernels.formats import E8M0
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, SCALE
-from lowbitcli.verify.bound import FP32_WRITER, half_gap, ruler, step_of
+from lowbitcli.tensors import SCALE
 from lowbitcli.verify.nouns import WorstBlock
 
 RIVAL = 1e-3  # relative: squares in fp32 that are further apart are in the order of the errors
@@ -77,25 +75,6 @@ class Spread:
         return half * total / UNIT / number if number else None
 
 
-def spread(
-    scheme: Scheme,
-    w: Tensor,
-    v: Tensor,
-    parts: Mapping[str, Tensor],
-    first_row: int = 0,
-    lead: tuple[int, ...] = (),
-) -> Spread:
-    """Look at elements `w [rows, cols]`, the fp32 values `v` that stand for them, and the scales
-    among the `parts` of the same rows.
-
-    `first_row` is where they begin in their matrix, a multiple of the rows of a block; `lead` is
-    the place of the matrix in its stack.
-    """
-    step = step_of(scheme, parts, first_row, w.shape[0])
-    found = look(w, v, parts[DATA], step, ruler(scheme.element, FP32_WRITER), scheme.block)
-    return seen(scheme, found, w, v, parts, first_row, lead)
-
-
 def seen(
     scheme: Scheme,
     found: Look,
@@ -105,7 +84,12 @@ def seen(
     first_row: int,
     lead: tuple[int, ...],
 ) -> Spread:
-    """Return what a look at rows says of how their errors are spread; arguments as of `spread`."""
+    """Return what a look at elements `w [rows, cols]`, the fp32 values `v` that stand for them and
+    the scales among the `parts` of the same rows says of how their errors are spread.
+
+    `first_row` is where they begin in their matrix, a multiple of the rows of a block; `lead` is
+    the place of the matrix in its stack.
+    """
     worst = _worst(scheme, found.worst, w, v, first_row, lead)
     return Spread(
         found.counts,
@@ -168,4 +152,4 @@ def _scales(scheme: Scheme, stored: Tensor) -> tuple[float, float]:
     return float(least), float(most)
 
 
-__all__ = ["BINS", "Spread", "half_gap", "seen", "spread"]
+__all__ = ["BINS", "Spread", "seen"]

@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 
+from lowbit_kernels import error_looks
 from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT4, INT8
 from lowbitcli.pipeline.arithmetic import ops_of
 from lowbitcli.schemes import BY_NAME
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
-from lowbitcli.verify.bound import step_of
-from lowbitcli.verify.spread import BINS, Spread, half_gap, spread
+from lowbitcli.verify import spread
+from lowbitcli.verify.bound import FP32_WRITER, half_gap, ruler, step_of
+from lowbitcli.verify.spread import BINS, Spread
 
 NAMES = ["fp8_tensor", "fp8_channel", "fp8_block128", "mxfp8", "mxfp4", "nvfp4", "int8_channel"]
 
@@ -37,9 +39,12 @@ def cut(name: str, parts: dict[str, torch.Tensor], start: int, stop: int):
     }
 
 
-def seen(name: str, w: torch.Tensor, parts: dict[str, torch.Tensor], *where) -> Spread:
-    v = ops_of(BY_NAME[name]).dequantize(parts, torch.float32)
-    return spread(BY_NAME[name], w, v, parts, *where)
+def seen(name: str, w: torch.Tensor, parts: dict[str, torch.Tensor], first=0, lead=()) -> Spread:
+    scheme = BY_NAME[name]
+    v = ops_of(scheme).dequantize(parts, torch.float32)
+    step, held_to = step_of(scheme, parts, first, len(w)), ruler(scheme.element, FP32_WRITER)
+    look = error_looks.look(w, v, parts[DATA], step, held_to, scheme.block)
+    return spread.seen(scheme, look, w, v, parts, first, lead)
 
 
 def whole(name: str, w: torch.Tensor) -> Spread:
