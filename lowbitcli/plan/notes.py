@@ -25,6 +25,7 @@ def notes_on(plan: Plan, recipe: Recipe) -> tuple[str, ...]:
         *_nothing(plan),
         *_refused(refused),
         *_alone(plan, recipe),
+        *_mixed_experts(plan),
         *_requantized(plan),
         *_mixed_dtypes(plan),
         *_unweighed(plan),
@@ -54,6 +55,26 @@ def _alone(plan: Plan, recipe: Recipe) -> list[str]:
     if len(found) > ALONE:
         lines.append(f"and {len(found) - ALONE:,} more")
     return ["\n".join(["these are served fused with others, and share a scale with none:", *lines])]
+
+
+def _mixed_experts(plan: Plan) -> list[str]:
+    """Tell of modules of experts that have several schemes, or keep some: they are served as one,
+    and by what the first expert has."""
+    if container(plan.container).stacks != "split":
+        return []
+    found: dict[str, set[str]] = {}
+    for weight in plan.weights:
+        module, dot, expert = weight.name.partition(".experts.")
+        if dot and len(weight.shape) == 2 and expert.partition(".")[0].isdigit():
+            found.setdefault(module, set()).add(weight.target.name if weight.target else "kept")
+    mixed = [(experts, schemes) for experts, schemes in found.items() if len(schemes) > 1]
+    if not mixed:
+        return []
+    lines = [f"{safe(one)}.experts: {', '.join(sorted(some))}" for one, some in mixed[:ALONE]]
+    if len(mixed) > ALONE:
+        lines.append(f"and {len(mixed) - ALONE:,} more")
+    told = "programs that serve experts take those of a module for one scheme, the first expert's:"
+    return ["\n".join([told, *lines])]
 
 
 def _members(key: str) -> list[str]:

@@ -109,3 +109,21 @@ def test_transformers_own_name_of_the_module_is_told_of(tmp_path):
 
 def test_models_with_letters_are_models_that_are_known():
     assert MODELS.keys() >= LETTERS
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ('[{match: "*", scheme: nvfp4}]', ""),
+        ('[{match: "*.experts.1.*", keep: true}, {match: "*", scheme: nvfp4}]', "kept, nvfp4"),
+        ('[{match: "*.down_proj", scheme: mxfp8}, {match: "*", scheme: nvfp4}]', "mxfp8, nvfp4"),
+    ],
+)
+def test_a_plan_says_that_experts_of_a_module_are_served_as_one(tmp_path, rules, told):
+    source = single(tmp_path / "alone", apart(), config_of("qwen3_moe"))
+    said = tmp_path / "r.yaml"
+    said.write_text(f"container: compressed-tensors\nrules: {rules}")
+    notes = plan_quantize(source, None, Request(recipe=said)).notes
+    found = [note for note in notes if "take those of a module for one scheme" in note]
+    assert len(found) == bool(told)
+    assert all(note.endswith(f"mlp.experts: {told}") for note in found)
