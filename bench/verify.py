@@ -2,6 +2,7 @@
 
     python bench/verify.py --mb 256 --schemes nvfp4 mxfp8
     python bench/verify.py --mb 512 2048 --memory
+    python bench/verify.py --mb 4096 --device cuda
 
 | column | what it is |
 |---|---|
@@ -69,11 +70,11 @@ def read(*roots: Path) -> tuple[float, float]:
     return time.perf_counter() - start, time.process_time() - busy
 
 
-def timed(output: Path, against: Path | None) -> tuple[float, float]:
+def timed(output: Path, against: Path | None, device: str) -> tuple[float, float]:
     """Return the seconds that a verification takes, by the clock and of the CPU; refuse one that
     finds something."""
     start, busy = time.perf_counter(), time.process_time()
-    found = api.verify(output, against=against, device="cpu")
+    found = api.verify(output, against=against, device=device)
     if found.failures:
         raise SystemExit(f"{output}: {found.failures[0].message}")
     return time.perf_counter() - start, time.process_time() - busy
@@ -83,12 +84,14 @@ def size(*roots: Path) -> int:
     return sum(path.stat().st_size for root in roots for path in root.glob("*.safetensors"))
 
 
-def speed(model: Path, scheme: str, repeats: int, folder: Path) -> dict[str, object]:
+def speed(model: Path, scheme: str, repeats: int, folder: Path, device: str) -> dict[str, object]:
     output = folder / f"{model.name}-{scheme}"
-    api.quantize(model, output, api.Request(scheme=scheme), device="cpu")
+    api.quantize(model, output, api.Request(scheme=scheme), device=device)
     read(model, output)  # into the page cache
+    timed(output, model, device)  # compile, and start the device
     rounds = [
-        (read(model, output), timed(output, None), timed(output, model)) for _ in range(repeats)
+        (read(model, output), timed(output, None, device), timed(output, model, device))
+        for _ in range(repeats)
     ]
     reads, alone, against = (
         statistics.median(one[0] for one in column) for column in zip(*rounds, strict=True)
@@ -109,17 +112,17 @@ CHILD = """
 import sys
 from lowbitcli import api
 from lowbitcli.pipeline.memory import peak
-found = api.verify(sys.argv[1], against=sys.argv[2], device="cpu")
+found = api.verify(sys.argv[1], against=sys.argv[2], device=sys.argv[3])
 assert not found.failures, found.failures[0]
 print(peak())
 """
 
 
-def memory(model: Path, scheme: str, folder: Path) -> dict[str, object]:
+def memory(model: Path, scheme: str, folder: Path, device: str) -> dict[str, object]:
     output = folder / f"{model.name}-{scheme}"
     if not output.exists():
-        api.quantize(model, output, api.Request(scheme=scheme), device="cpu")
-    words = [sys.executable, "-c", CHILD, str(output), str(model)]
+        api.quantize(model, output, api.Request(scheme=scheme), device=device)
+    words = [sys.executable, "-c", CHILD, str(output), str(model), device]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     before = subprocess.run(
         [sys.executable, "-c", "import lowbitcli.api; from lowbitcli.pipeline.memory import peak; "
@@ -136,6 +139,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, nargs="+", default=[256])
     parser.add_argument("--schemes", nargs="+", default=["nvfp4", "mxfp8", "fp8_channel"])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--folder", type=Path, default=None)
     asked = parser.parse_args()
@@ -146,9 +150,9 @@ def main() -> None:
             model = source(Path(name), megabytes)
             for scheme in asked.schemes:
                 if asked.memory:
-                    results.append(memory(model, scheme, Path(name)))
+                    results.append(memory(model, scheme, Path(name), asked.device))
                 else:
-                    results.append(speed(model, scheme, asked.repeats, Path(name)))
+                    results.append(speed(model, scheme, asked.repeats, Path(name), asked.device))
     print(json.dumps({"results": results, "peak": peak(), "threads": torch.get_num_threads()}))
 
 
