@@ -66,16 +66,23 @@ def _e4m3(x, amax, SCALED: tl.constexpr):
 
 
 @jit
+def _signed(y, x):
+    """Return y where x is 0 or more, else y with its sign turned: `-y` would subtract from 0, and
+    make 0.0 of 0.0."""
+    turned = (y.to(tl.int32, bitcast=True) ^ -2147483648).to(tl.float32, bitcast=True)
+    return tl.where(x >= 0, y, turned)
+
+
+@jit
 def _e2m1(x, scale, SCALED: tl.constexpr):
     magnitude = tl.abs(x)
     if SCALED:
         safe = tl.where((scale == 0) | (tl.abs(scale) == float("inf")), 1.0, scale)
         safe = tl.where(scale == scale, safe, 1.0)
         y = decode_e2m1(encode_e2m1(tl.math.div_rn(magnitude, safe))) * safe
-        return tl.where(scale == 0, 0.0, tl.where(x >= 0, y, -y))
+        return tl.where(scale == 0, 0.0, _signed(y, x))
     else:
-        y = decode_e2m1(encode_e2m1(magnitude))
-        return tl.where(x >= 0, y, -y)
+        return _signed(decode_e2m1(encode_e2m1(magnitude)), x)
 
 
 @jit

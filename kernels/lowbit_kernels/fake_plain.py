@@ -41,6 +41,7 @@ def _over(x: Tensor, y: float) -> Tensor:
 def _integer(
     x: Tensor, amax: Tensor, least: float, most: float, block_size: int | None, axis: int | None
 ) -> Tensor:
+    amax = amax.to(x.device)  # CUDA multiplies by the reciprocal of a number that lies on the CPU
     last = block_size is not None and amax.numel() > 1 and axis in (None, -1, x.dim() - 1)
     wide = amax if last else checks.spread(amax, x, block_size, axis)
     share = block_size if last else fake_kernels.share_of(x, wide)
@@ -56,6 +57,7 @@ def _integer(
 
 @torch.library.custom_op("lowbit::fake_e4m3", mutates_args=())
 def _e4m3(x: Tensor, amax: Tensor | None) -> Tensor:
+    amax = None if amax is None else amax.to(x.device)
     share = None if amax is None else fake_kernels.share_of(x, amax)
     y = fake_kernels.launch(x, amax, share, "E4M3")
     if y is not None:

@@ -77,12 +77,12 @@ def _within(x: Tensor, amax: Tensor | None, pass_through: bool) -> Tensor | None
 def _unbiased(inputs: Tensor, bias: Tensor | None) -> Tensor:
     """Return what is rounded: with a bias in the wider of both dtypes."""
     fake_checks.check_bias(bias, inputs)
-    return inputs if bias is None else inputs - bias.detach()
+    return inputs if bias is None else inputs - bias.detach().to(inputs.device)
 
 
 def _biased(y: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
     """Return rounded values with their bias, in the dtype of the inputs."""
-    return y if bias is None else (y + bias.detach()).to(inputs.dtype)
+    return y if bias is None else (y + bias.detach().to(y.device)).to(inputs.dtype)
 
 
 def fake_tensor_quant(
