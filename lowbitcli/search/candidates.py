@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowbitcli import recipe as recipes
+from lowbitcli.containers import container
 from lowbitcli.errors import UsageError
 from lowbitcli.recipe import Rule
 from lowbitcli.recipe.document import Text
@@ -51,6 +52,17 @@ def candidates(asked: str) -> tuple[Candidate, ...]:
     return tuple(found.values())
 
 
+def usual(asked: str) -> str:
+    """Return what is chosen from where nobody says it, in a container by name or `auto`: `USUAL`,
+    or all schemes of a container that has none of these."""
+    if asked == "auto":
+        return USUAL
+    held = container(asked).writes
+    if any(one.rule.scheme in held for one in candidates(USUAL) if not one.keeps):
+        return USUAL
+    return ",".join([*held, KEEP])
+
+
 def _candidate(word: str) -> Candidate:
     if word == KEEP:
         return Candidate(word, Rule.model_validate({"match": everything(), "keep": True}))
@@ -78,4 +90,4 @@ def told(found: Sequence[Candidate]) -> str:
     return ",".join(one.name for one in found)
 
 
-__all__ = ["KEEP", "USUAL", "Candidate", "candidates", "everything", "told"]
+__all__ = ["KEEP", "USUAL", "Candidate", "candidates", "everything", "told", "usual"]

@@ -11,7 +11,7 @@ bits                8 bytes / elements over the units, scales counted, what is k
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lowbitcli.plan.nouns import PathLike
 from lowbitcli.search.candidates import Candidate
@@ -91,7 +91,8 @@ class Chosen:
 class Found:
     """What a search found. `uniform` is what `--scheme` would do with each candidate; `bytes_in` is
     the size of the source, `digest` that of the numbers that were measured; `importance` says by
-    what columns are weighed. Seconds and memory say what it took."""
+    what columns are weighed, `left_out` which schemes the container cannot hold, and why. Seconds
+    and memory say what it took."""
 
     source: str
     container: str
@@ -104,6 +105,7 @@ class Found:
     digest: str
     is_pipeline: bool = False
     importance: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
     chosen: Chosen | None = None
     seconds: float = 0.0
     stages: Mapping[str, float] | None = None

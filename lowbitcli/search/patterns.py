@@ -158,7 +158,8 @@ def _is_exact(text: str, label: str, labels: Mapping[str, str], every: Collectio
 
 
 def _literal(module: str) -> str:
-    """Return a pattern that takes one module."""
+    """Return a pattern that takes one module; that of `.weight` has no name."""
+    module = module or ".weight"
     pattern = Pattern.model_validate(module)
     return module if pattern.is_literal else f"re:{re.escape(module)}$"
 

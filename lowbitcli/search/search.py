@@ -16,7 +16,7 @@ from lowbitcli.errors import RecipeError, UnsupportedError, UsageError
 from lowbitcli.pipeline.ledger import Progress
 from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.nouns import PathLike, Plan, Weight
-from lowbitcli.search.candidates import KEEP, USUAL, Candidate, candidates
+from lowbitcli.search.candidates import KEEP, USUAL, Candidate, candidates, usual
 from lowbitcli.search.knapsack import Solution, solve
 from lowbitcli.search.measure import Allowed, Measured, measure
 from lowbitcli.search.nouns import Chosen, Found, Wanted
@@ -56,14 +56,15 @@ def choose(
         raise UsageError("a recipe needs a budget", hint="--bits 4.6, or --size 3.2GB")
     if output is not None:
         check_path(Path(output), force=force)
-    some = candidates(wanted.schemes or USUAL)
+    some = candidates(wanted.schemes or usual(wanted.container))
     if all(one.keeps for one in some):
         raise UsageError("nothing but keep to choose from", hint=f"--schemes {USUAL}")
     by = None if wanted.importance is None else Importance.open(wanted.importance)
     with Checkpoint.open(source) as checkpoint:
         if by is not None and checkpoint.components:
             raise UsageError("--importance is for models of tokens, and this is a pipeline")
-        known = paper(checkpoint, some, wanted.container, by)
+        known = paper(checkpoint, some, wanted.container, by, need_all=bool(wanted.schemes))
+        some = tuple(one for one in some if one.name not in known.left_out)
         quantizing = [one.name for one in some if not one.keeps]
         plans = {name: known.plans[name] for name in quantizing}
         jobs = {name: known.jobs(name) for name in quantizing}
@@ -119,6 +120,7 @@ def _found(
         bytes_in=known.kept.size_in,
         digest=measured.digest,
         is_pipeline=known.is_pipeline,
+        left_out=known.left_out,
     )
 
 

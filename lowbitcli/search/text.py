@@ -62,6 +62,7 @@ def _head(found: Found, solution: Solution) -> list[str]:
         f"reached  {bits:.4f} bits for each of {found.elements} weights, scales counted",
         f"error    {solution.error:.6g} = sum of {squares} over {found.matrices} matrices: "
         f"{found.db(solution.error):.2f} dB",
+        *(f"without  {name}: {safe(why)}" for name, why in found.left_out.items()),
         *([f"weighed  h by {safe(found.importance)}"] if found.importance else []),
         f"gap      {gap}",
         f"numbers  sha256 {found.digest}",

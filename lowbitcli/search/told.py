@@ -27,6 +27,7 @@ def lines(found: Found) -> list[str]:
         bar = _bar(found.db(one.error), top)
         told.append(f"{line}  {bar}  {shares(found, one.elements)}  {mark}".rstrip())
     told += ["", *aligned([(*_figures(found, p), f"all {n}") for n, p in found.uniform.items()])]
+    told += [f"left out: {name}: {why}" for name, why in found.left_out.items()]
     return told if chosen is None else [*told, "", *summary(found)]
 
 
@@ -64,6 +65,7 @@ def document(found: Found) -> dict[str, Any]:
         "source": found.source,
         "container": found.container,
         "schemes": [one.name for one in found.candidates],
+        "left_out": dict(found.left_out),
         "floor_db": wanted.floor_db,
         "elements": found.elements,
         "matrices": found.matrices,

@@ -53,7 +53,7 @@ class Unit:
 class Paper:
     """All that is known before a weight is read: the plan of each candidate, without its files,
     and the units. `names` are those that recipes see, `rest` is the most bytes of a plan beyond
-    those of units."""
+    those of units, `left_out` says of candidates that the container cannot hold why."""
 
     plans: Mapping[str, Plan]
     kept: Plan
@@ -62,6 +62,7 @@ class Paper:
     rest: int
     is_pipeline: bool
     container: str
+    left_out: Mapping[str, str]
 
     def jobs(self, candidate: str) -> list[Job]:
         """Return the jobs of the units that a candidate is a choice for."""
@@ -100,21 +101,30 @@ def paper(
     candidates: Sequence[Candidate],
     asked: str,
     importance: Importance | None = None,
+    *,
+    need_all: bool = True,
 ) -> Paper:
     """Plan every candidate for all weights, and find what is decided together; where its scales are
-    searched, with the `importance` of columns.
+    searched, with the `importance` of columns. A candidate that the container cannot hold is left
+    out, unless all are needed.
 
     Raises:
-        RecipeError: the container cannot hold a candidate.
+        RecipeError: the container cannot hold a candidate that is needed, or none of them.
         UnsupportedError: no weight can be quantized.
         LowbitError: what making a plan raises.
     """
     keeps = Rule.model_validate({"match": everything(), "keep": True})
     kept = plan_of(checkpoint, Recipe(name="auto", rules=(keeps,)), asked, split_groups=True)
-    plans = {
-        one.name: kept if one.keeps else _plan(checkpoint, one, asked, importance)
-        for one in candidates
-    }
+    plans: dict[str, Plan] = {}
+    left_out: dict[str, str] = {}
+    quantizing = sum(not one.keeps for one in candidates)
+    for one in candidates:
+        try:
+            plans[one.name] = kept if one.keeps else _plan(checkpoint, one, asked, importance)
+        except RecipeError as error:
+            left_out[one.name] = error.message
+            if need_all or len(left_out) == quantizing:
+                raise
     source = examine(checkpoint)
     finding = _Finding(source, plans, kept, is_pipeline=bool(checkpoint.components))
     units = finding.units()
@@ -132,6 +142,7 @@ def paper(
         max(finding.rest(plan, members) for plan in plans.values()),
         bool(checkpoint.components),
         next(plan.container for plan in plans.values() if plan is not kept),
+        left_out,
     )
 
 
@@ -228,7 +239,8 @@ class _Finding:
         for names in roots.values():
             # What ties them together names the unit.
             keys = [name for name in names if name.startswith(_KEY)]
-            label = min(keys, default=min(names)).removeprefix(_KEY).removesuffix(".weight")
+            first = min(keys, default=min(names)).removeprefix(_KEY)
+            label = first.removesuffix(".weight") or first
             found |= {name: label for name in names if not name.startswith(_KEY)}
         return found
 

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from lowbitcli import api, recipe
-from lowbitcli.errors import OutputError, UnsupportedError, UsageError
+from lowbitcli.errors import OutputError, RecipeError, UnsupportedError, UsageError
 from lowbitcli.pipeline import memory
 from lowbitcli.recipe import schema
 from lowbitcli.search import bundle
 from lowbitcli.search import text as texts
+from lowbitcli.search.candidates import candidates
+from lowbitcli.search.units import paper
 from lowbitcli.search.write import write
 from tests import experts as stacks
 from tests.checkpoints import everything_below, single, weight
@@ -116,6 +118,50 @@ def test_more_than_all_takes_nothing_away(tmp_path):
     assert set(found.chosen.names) == {"keep"}
     assert found.chosen.solution.error == 0
     assert "keep: true" in found.chosen.text
+
+
+@pytest.mark.parametrize(
+    ("container", "schemes", "out"),
+    [
+        ("modelopt", ["nvfp4", "mxfp8", "keep"], {"fp8": "fp8_tensor in modelopt cannot have"}),
+        ("native-mxfp8", ["mxfp8", "keep"], {"nvfp4": "has no nvfp4", "fp8": "has no fp8_tensor"}),
+        ("deepseek", ["fp8_block128", "keep"], {}),
+    ],
+)
+def test_what_a_container_cannot_hold_is_no_choice(tmp_path, lowbit, container, schemes, out):
+    source = models.dense(tmp_path / "m", layers=1)
+    found = choose(source, bits=16, container=container)
+    assert [one.name for one in found.candidates] == list(found.uniform) == schemes
+    assert list(found.left_out) == list(out)
+    for name, why in out.items():
+        assert why in found.left_out[name]
+        assert f"# without  {name}: {found.left_out[name]}" in found.chosen.text
+        with pytest.raises(RecipeError, match=why) as told:
+            choose(source, bits=16, container=container, schemes=f"keep,{name}")
+        assert "out of --schemes" in told.value.hint
+    said = lowbit("recipe", "auto", source, "--container", container)
+    assert said.code == 0
+    assert [x.split(": ")[1] for x in said.out.splitlines() if "left out" in x] == list(out)
+
+
+def test_a_list_of_which_a_container_holds_nothing_is_refused(tmp_path):
+    source = models.dense(tmp_path / "m", layers=1)
+    some = candidates("fp8,keep")
+    with api.Checkpoint.open(source) as checkpoint:
+        assert paper(checkpoint, some, "lowbit", need_all=False).left_out == {}
+        with pytest.raises(RecipeError, match="cannot have activations 'dynamic'"):
+            paper(checkpoint, some, "modelopt", need_all=False)
+
+
+def test_a_module_without_a_name(tmp_path, lowbit):
+    source = single(tmp_path / "m", {".weight": weight(64, 64), "a.weight": weight(64, 64)})
+    path = tmp_path / "r.yaml"
+    found = choose(source, path, bits=7, schemes="nvfp4,fp8")
+    assert sorted(found.chosen.names) == ["fp8", "nvfp4"]
+    assert [score.name for score in found.scores] == [".weight", "a"]
+    plan = api.plan_quantize(source, None, api.Request(recipe=path))
+    assert [w.name for w in plan.quantized] == [".weight", "a.weight"]
+    assert lowbit("recipe", "check", path, source).code == 0
 
 
 def test_a_recipe_for_stacks_says_their_names(tmp_path):
