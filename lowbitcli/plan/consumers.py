@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.ct_config import of as quantization_config
-from lowbitcli.containers.reading import CONSUMERS, VERSIONS
-from lowbitcli.errors import CheckpointError, UsageError
+from lowbitcli.containers.reading import CONSUMERS
+from lowbitcli.errors import CheckpointError, RecipeError, UsageError
 from lowbitcli.plan.source import Source, SourceWeight
-from lowbitcli.recipe import Matcher, Recipe
+from lowbitcli.recipe import Consumer, Matcher, Recipe
+from lowbitcli.recipe.consumer import AT, named
 from lowbitcli.tensors import DATA, FLOATING, safe
 
 FAIL, WARN = "fail", "warn"
@@ -127,17 +128,24 @@ class Rule(NamedTuple):
     consumers: tuple[str, ...]
 
 
-def asked(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the consumers that are named, each once; a name may hold several, with commas.
+def asked(names: Iterable[str]) -> tuple[Consumer, ...]:
+    """Return the consumers that are named, each once, as recipes name them; a name may hold
+    several, with commas.
 
     Raises:
-        UsageError: no such consumer is known.
+        UsageError: no such consumer is known, or it names no version.
     """
     wanted = [part.strip().lower() for name in names for part in name.split(",") if part.strip()]
-    for name in wanted:
-        if name not in VERSIONS:
+    found = []
+    for text in wanted:
+        name = text.partition(AT)[0].strip()
+        if name not in CONSUMERS:
             raise UsageError(f"no consumer {safe(name)!r}", hint=f"known: {', '.join(CONSUMERS)}")
-    return tuple(dict.fromkeys(wanted))
+        try:
+            found.append(named(text))
+        except RecipeError as error:
+            raise UsageError(error.message, hint=error.hint) from error
+    return tuple(dict.fromkeys(found))
 
 
 def _module(name: str) -> str:

@@ -37,11 +37,7 @@ def loads(plan: Plan, checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]
         wrong = [message for message, severity in found if severity == FAIL]
         if wrong:
             raise _refusal(consumer, wrong, seen)
-        if consumer.is_other:
-            notes.append(
-                f"{consumer.name} {safe(consumer.version)} is asked for, and what it loads is "
-                f"known of {consumer.known} only"
-            )
+        notes += [consumer.doubt] if consumer.doubt else []
         notes += [f"{consumer.known}: {message}" for message, _ in found]
     return tuple(dict.fromkeys(notes))
 

@@ -1,4 +1,4 @@
-"""Who is to load the output: `consumer:` of a recipe, one or several.
+"""Who is to load the output: `consumer:` of a recipe and `--for` of verify, one or several.
 
     consumer: vllm
     consumer: [vllm, sglang@0.5.23]
@@ -15,6 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 from lowbitcli.containers.reading import CONSUMERS, VERSIONS
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.document import did_you_mean, place_of
+from lowbitcli.tensors import safe
 
 AT = "@"
 
@@ -37,8 +38,41 @@ class Consumer(BaseModel):
     @property
     def is_other(self) -> bool:
         """Is another version asked for than the one that is known?"""
-        wanted, known = self.version.split("."), self.known.split()[-1].split(".")
+        wanted, known = self.version.split("."), _number(self.name).split(".")
         return bool(self.version) and known[: len(wanted)] != wanted
+
+    @property
+    def doubt(self) -> str:
+        """What is to be said where another version is asked for, "" where it is the known one."""
+        if not self.is_other:
+            return ""
+        asked = f"{self.name} {safe(self.version)} is asked for"
+        return f"{asked}, and what it loads is known of {self.known} only"
+
+
+def named(text: str) -> Consumer:
+    """Return the consumer that `vllm` or `vllm@0.33` names.
+
+    Raises:
+        RecipeError: no such program is known, or what stands behind @ is no version.
+    """
+    name, at, version = (part.strip() for part in text.partition(AT))
+    if name not in CONSUMERS:
+        raise RecipeError(
+            f"consumer {name!r} is unknown",
+            where=place_of(text),
+            hint=did_you_mean(name, CONSUMERS),
+        )
+    version = version.removeprefix("v")
+    if at and not version.replace(".", "").isalnum():
+        message = f"{str(text)!r} names no version"
+        raise RecipeError(message, where=place_of(text), hint=f"as in {name}@{_number(name)}")
+    return Consumer(name=name, version=version, where=place_of(text))
+
+
+def _number(name: str) -> str:
+    """Return the version that is known of a program."""
+    return VERSIONS[name].split()[-1].removeprefix("@")
 
 
 def consumers(value: Any) -> Any:
@@ -48,17 +82,4 @@ def consumers(value: Any) -> Any:
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise ValueError("is a name, such as vllm or vllm@0.33, or a list of them")
-    found = []
-    for one in listed:
-        name, _, version = (part.strip() for part in one.partition(AT))
-        if name not in CONSUMERS:
-            raise RecipeError(
-                f"consumer {name!r} is unknown",
-                where=place_of(one),
-                hint=did_you_mean(name, CONSUMERS),
-            )
-        if AT in one and not version.removeprefix("v").replace(".", "").isalnum():
-            message = f"{one!r} names no version"
-            raise RecipeError(message, where=place_of(one), hint="as in vllm@0.33")
-        found.append({"name": name, "version": version.removeprefix("v"), "where": place_of(one)})
-    return tuple(found)
+    return tuple(named(one) for one in listed)

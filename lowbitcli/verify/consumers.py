@@ -11,24 +11,28 @@ from lowbitcli.containers.reading import VERSIONS
 from lowbitcli.errors import CheckpointError, LowbitError
 from lowbitcli.plan.consumers import FAIL, Rule, Seen
 from lowbitcli.plan.source import Source, examine
+from lowbitcli.recipe import Consumer
 from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import Problem, Step
 
 
-def lint(checkpoint: Checkpoint, source: Source, consumer: str, rules: Iterable[Rule]) -> Step:
+def lint(checkpoint: Checkpoint, source: Source, consumer: Consumer, rules: Iterable[Rule]) -> Step:
     """Hold a checkpoint against what a consumer demands; of a pipeline each component."""
-    what = f"{consumer} loads it as it is meant (rules)"
+    name = consumer.name
+    what = f"{name} loads it as it is meant (rules)"
     problems: list[Problem] = []
     count = 0
-    rules = [rule for rule in rules if consumer in rule.consumers]
+    rules = [rule for rule in rules if name in rule.consumers]
     for prefix, seen in _parts(checkpoint, source):
         for rule in rules:
             count += 1
-            problems += _problems(rule, seen, consumer, prefix)
+            problems += _problems(rule, seen, name, prefix)
     failed = sum(one.severity == FAIL for one in problems)
-    note = f"as {VERSIONS[consumer]} was read"
+    note = f"as {consumer.known} was read"
     if not failed:
         note = f"nothing found that it would not take, {note}"
+    if consumer.doubt:
+        note = f"{note}; {consumer.doubt}"
     return Step(what, count, tuple(problems), note=note)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowbitcli.plan.source import Source
+from lowbitcli.recipe import Consumer
 from lowbitcli.recipe.limits import Threshold
 from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import WARN, Problem, Step, WeightRow
@@ -20,7 +21,7 @@ class Demands:
     fail_under_db: float | None = None
     max_rel_error: float | None = None
     thresholds: Sequence[Threshold] = ()
-    consumers: Sequence[str] = ()
+    consumers: Sequence[Consumer] = ()
     sample: Sample | None = None
 
     @property

@@ -8,6 +8,7 @@ from lowbitcli.plan.rules_config import CONFIG_RULES
 from lowbitcli.plan.rules_names import NAME_RULES
 from lowbitcli.plan.rules_shapes import SHAPE_RULES
 from lowbitcli.plan.source import Source
+from lowbitcli.recipe import Consumer
 from lowbitcli.verify.consumers import lint
 from lowbitcli.verify.nouns import Step
 from lowbitcli.verify.rules_scales import SCALE_RULES
@@ -15,6 +16,6 @@ from lowbitcli.verify.rules_scales import SCALE_RULES
 RULES = (*CONFIG_RULES, *ACTIVATION_RULES, *NAME_RULES, *SHAPE_RULES, *SCALE_RULES)
 
 
-def linted(checkpoint: Checkpoint, source: Source, consumers: Iterable[str]) -> list[Step]:
+def linted(checkpoint: Checkpoint, source: Source, consumers: Iterable[Consumer]) -> list[Step]:
     """Hold a checkpoint against the demands of each consumer."""
     return [lint(checkpoint, source, consumer, RULES) for consumer in consumers]

@@ -6,7 +6,8 @@ import pytest
 from lowbitcli import api
 from lowbitcli.api import Request, plan_quantize
 from lowbitcli.containers.reading import CONSUMERS, READS, VERSIONS, No
-from lowbitcli.errors import RecipeError
+from lowbitcli.errors import RecipeError, UsageError
+from lowbitcli.plan.consumers import asked
 from lowbitcli.verify import FAIL
 from tests.checkpoints import CONFIG, LAYER, single, weight, write
 
@@ -119,6 +120,18 @@ def test_another_version_is_told_apart(tmp_path):
     assert other in planned(tmp_path, "vllm@v0.12", rule("nvfp4")).notes
     for known in ("vllm@0.33", "vllm@0.33.0", "vllm"):
         assert not any("is asked for" in x for x in planned(tmp_path, known, rule("nvfp4")).notes)
+
+
+def test_verify_names_them_as_recipes_do():
+    vllm, old, trt = asked(["vLLM,vllm@0.12", "tensorrt-llm@2edf354d, vllm"])
+    assert [(one.name, one.version) for one in (vllm, old)] == [("vllm", ""), ("vllm", "0.12")]
+    assert (vllm.doubt, trt.doubt) == ("", "")
+    assert old.doubt == "vllm 0.12 is asked for, and what it loads is known of vLLM 0.33.0 only"
+    with pytest.raises(UsageError, match="'sglang@' names no version") as told:
+        asked(["vllm", "sglang@"])
+    assert told.value.hint == "as in sglang@0.5.23"
+    with pytest.raises(UsageError, match="no consumer 'vlm'"):
+        asked(["vlm@1"])
 
 
 def test_fake_weights_are_loaded_by_all(tmp_path):

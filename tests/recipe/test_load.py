@@ -177,7 +177,7 @@ BAD = {
     "consumer of no version": (
         RULE + "consumer: vllm@",
         "2:11: 'vllm@' names no version",
-        "as in vllm@0.33",
+        "as in vllm@0.33.0",
     ),
     "layout": (
         RULE + "layout: {'*.down_proj': in_uot}",

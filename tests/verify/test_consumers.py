@@ -62,6 +62,18 @@ def test_several_consumers_and_unknown_ones(planted):
         planted.verify(output, consumers=["vlm"])
 
 
+def test_another_version_than_the_known_one_is_told_apart(planted):
+    output = planted.made("fp8_channel", "compressed-tensors")
+    notes = {
+        one.what: one.note
+        for one in planted.verify(output, consumers=["vllm@99", "sglang@0.5"]).checks
+        if "loads it" in one.what
+    }
+    doubt = "; vllm 99 is asked for, and what it loads is known of vLLM 0.33.0 only"
+    assert notes["vllm loads it as it is meant (rules)"].endswith(f"vLLM 0.33.0 was read{doubt}")
+    assert notes["sglang loads it as it is meant (rules)"].endswith("SGLang 0.5.23 was read")
+
+
 def edited(planted, scheme, edit, container="compressed-tensors"):
     output = planted.copy(scheme, container)
     config(output, edit)
