@@ -36,6 +36,7 @@ from lowbit_kernels.error_figures import (
 )
 from lowbit_kernels.formats import Format
 from lowbit_kernels.jit import use_kernel
+from lowbit_kernels.typed import typed
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ def _quick(w: Tensor, v: Tensor, grid: Tensor | None) -> list[Sums]:
     return _listed(w, [_band(*side) for side in zip(*sides[:2], grids, strict=True)])
 
 
+@typed
 def bands(w: Tensor, v: Tensor) -> list[Sums]:
     """Return the error sums of each 128 rows of values `v` against the weight `w`, both `[*, rows,
     cols]`, any float dtype.
@@ -131,6 +133,7 @@ def bands(w: Tensor, v: Tensor) -> list[Sums]:
     return _listed(w, figures(w, v).tolist())
 
 
+@typed
 def bands_of_stack(w: Tensor, v: Tensor) -> list[list[Sums]]:
     """Return `bands` of each matrix of a stack `w` and its values `v`, both `[n, rows, cols]`.
 
@@ -146,6 +149,7 @@ def bands_of_stack(w: Tensor, v: Tensor) -> list[list[Sums]]:
     return [bands(one, of) for one, of in zip(w, v, strict=True)]
 
 
+@typed
 def bands_of_parts(
     w: Tensor,
     parts: Mapping[str, Tensor],
@@ -156,8 +160,10 @@ def bands_of_parts(
     `figures_of_parts`.
 
     Raises:
-        ValueError: the parts do not belong to `w`.
+        ValueError: the parts do not belong to `w`, or there is no data or scale.
     """
+    if not {"data", "scale"} <= parts.keys():
+        raise ValueError(f"parts are data, scale and global_scale, these are {list(parts)}")
     if use_kernel(w):
         return _listed(w, figures_of_parts(w, parts, element, block).tolist())
     return _quick(w, *decoded(w, placed(w, parts, element, block)))
@@ -170,6 +176,7 @@ def _total(found: Sequence[Sums]) -> Sums:
     return total
 
 
+@typed
 def sums(w: Tensor, v: Tensor) -> Sums:
     """Return the error sums of values `v` against the weight `w`, both `[*, rows, cols]`, any float
     dtype.
@@ -180,6 +187,7 @@ def sums(w: Tensor, v: Tensor) -> Sums:
     return _total(bands(w, v))
 
 
+@typed
 def sums_of_parts(
     w: Tensor,
     parts: Mapping[str, Tensor],
