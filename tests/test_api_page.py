@@ -38,12 +38,8 @@ FOR_NEIGHBOURS = {
     "nvfp4": {"scales_of", "encode"},
 }
 NEIGHBOURS = {"fake_blocks", "fake_checks", "fake_kernels", "fake_plain", "formats"}
-NEIGHBOURS |= {"nvfp4_search", "nvfp4_te", "ops", "rounding", "tensor_file"}
-REFUSE_NOTHING = {
-    *("amax.matrix", "amax.rows", "amax.blocks", "importance.column_weights"),
-    *("importance.values_of", "layout.swizzled_shape", "layout.swap_nibbles"),
-    *("nvfp4.global_scale_of",),
-}
+NEIGHBOURS |= {"nvfp4_search", "nvfp4_te", "ops", "rounding", "tensor_file", "typed"}
+REFUSE_NOTHING = {"importance.values_of", "layout.swizzled_shape", "nvfp4.global_scale_of"}
 
 
 def default(value):

@@ -26,6 +26,7 @@ CPU and GPU.
 | `fake_checks`, `fake_kernels` | what that takes; the kernel that does it |
 | `error` | how far quantized values lie from the weight |
 | `error_figures` | the sums behind that, in one order on every device |
+| `typed` | arguments are of the types that annotations name |
 
 Importing the package imports neither torch nor triton: ask for the module that you need.
 """
@@ -59,6 +60,7 @@ MODULES = (
     "ops",
     "rounding",
     "tensor_file",
+    "typed",
 )
 
 

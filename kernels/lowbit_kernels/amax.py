@@ -17,6 +17,7 @@ from torch import Tensor
 from lowbit_kernels import cpu
 from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.rounding import magnitude_bits, widen
+from lowbit_kernels.typed import typed
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -122,21 +123,35 @@ def launch_scale(w: Tensor, largest: float) -> Tensor:
     return scale
 
 
+@typed
 def matrix(w: Tensor) -> Tensor:
-    """Return fp32 `[*]`: the largest magnitude of each matrix of `w`."""
+    """Return fp32 `[*]`: the largest magnitude of each matrix of `w`.
+
+    Raises ValueError for what is no weight.
+    """
     check_weight(w)
     if use_kernel(w):
         return _launch_matrix(w)
     return cpu.largest(w) if cpu.takes(w) else _largest(w.contiguous().flatten(-2))
 
 
+@typed
 def rows(w: Tensor) -> Tensor:
-    """Return fp32 `[*, R]`: the largest magnitude of each row of `w`."""
+    """Return fp32 `[*, R]`: the largest magnitude of each row of `w`.
+
+    Raises ValueError for what is no weight.
+    """
     check_weight(w)
     return cpu.largest(w.unsqueeze(-2)) if cpu.takes(w) else _largest(w.contiguous())
 
 
+@typed
 def blocks(w: Tensor, width: int) -> Tensor:
-    """Return fp32 `[*, R, C/width]`: the largest magnitude of each `width` columns of `w`."""
+    """Return fp32 `[*, R, C/width]`: the largest magnitude of each `width` columns of `w`.
+
+    Raises ValueError for what is no weight, and columns that are no multiple of `width`.
+    """
+    if width < 1:
+        raise ValueError(f"a block is one column or more, not {width}")
     check_weight(w, width)
     return _largest(w.contiguous().unflatten(-1, (w.shape[-1] // width, width)))

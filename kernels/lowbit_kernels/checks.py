@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels.amax import FLOATING
+from lowbit_kernels.typed import DENSE, called, is_dense
 
 
 def check_tensor(x: Any, name: str) -> None:
-    """Raise ValueError unless `x` is a dense tensor."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} is a tensor, this is {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise ValueError(f"{name} is a dense tensor, this is {x.layout}")
+    """Raise ValueError unless `x` is a dense tensor of real numbers."""
+    if not is_dense(x):
+        raise ValueError(f"{name} is {DENSE}, this is {called(x)}")
 
 
 def check_codes(data: Tensor, stored: Sequence[torch.dtype], dtype: torch.dtype) -> None:

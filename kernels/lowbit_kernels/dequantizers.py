@@ -32,6 +32,7 @@ from lowbit_kernels import fp8, hadamard, mx, nvfp4, tensor_file
 from lowbit_kernels.amax import FLOATING
 from lowbit_kernels.checks import check_tensor
 from lowbit_kernels.fake_checks import check_values
+from lowbit_kernels.typed import called, typed
 
 
 class ScalingMode(enum.Enum):
@@ -49,17 +50,18 @@ Signs = tuple[int, ...]
 Dequantizer = Callable[[Tensor, Tensor | None, torch.dtype, Tensor | None, Signs | None], Tensor]
 
 
-def _tensor(x: Any) -> Tensor:
-    """Return `x` as a tensor, of its own memory if it is an array of another library."""
+def _tensor(x: Any, name: str = "data") -> Tensor:
+    """Return `x` as a tensor, of its own memory if it is an array of another library; `name` is
+    what it is called in errors."""
     if isinstance(x, Tensor):
-        check_tensor(x, "each part")
+        check_tensor(x, name)
         return x
-    if not hasattr(x, "__dlpack__"):
-        raise ValueError(f"{type(x).__name__} is no tensor and has no DLPack")
+    if isinstance(x, type) or not hasattr(x, "__dlpack__"):
+        raise ValueError(f"{name} is a tensor or has DLPack, this is {called(x)}")
     try:
         return torch.from_dlpack(x)
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{type(x).__name__} gives no tensor by DLPack: {error}") from error
+    except (AttributeError, BufferError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{name} gives no tensor by DLPack: {error}") from error
 
 
 def _mode(mode: "ScalingMode | str") -> ScalingMode:
@@ -71,9 +73,11 @@ def _mode(mode: "ScalingMode | str") -> ScalingMode:
 
 
 def _signs(signs: Any) -> Signs:
-    """Return sixteen signs as a tuple; `hadamard` refuses what are none."""
+    """Return sixteen signs as a tuple."""
     if not isinstance(signs, list | tuple):
         raise ValueError(f"signs are sixteen numbers in a tuple, not {type(signs).__name__}")
+    if len(signs) != hadamard.WIDTH or any(sign not in (1, -1) for sign in signs):
+        raise ValueError(f"signs are sixteen of 1 and -1, not {list(signs)}")
     return tuple(signs)
 
 
@@ -183,6 +187,7 @@ DEQUANTIZERS: Mapping[ScalingMode, Dequantizer] = MappingProxyType(
 )
 
 
+@typed
 def dequantize(
     data: Any,
     scale: Any | None,
@@ -201,8 +206,9 @@ def dequantize(
     """
     if dtype not in FLOATING:
         raise ValueError(f"values come as float32, bfloat16 or float16, not as {dtype}")
-    parts = [None if x is None else _tensor(x) for x in (scale, global_scale)]
-    return DEQUANTIZERS[_mode(mode)](_tensor(data), parts[0], dtype, parts[1], signs)
+    scale = None if scale is None else _tensor(scale, "scale")
+    shared = None if global_scale is None else _tensor(global_scale, "global_scale")
+    return DEQUANTIZERS[_mode(mode)](_tensor(data, "data"), scale, dtype, shared, signs)
 
 
 @dataclass(frozen=True)
@@ -217,20 +223,35 @@ class QuantizedTensor:
     signs: Signs | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", _mode(self.mode))  # it may be named by its value
+        """Take a mode named by its value, and arrays with DLPack, for what they are.
 
+        Raises ValueError for what is no tensor, mode, dtype of values, or signs.
+        """
+        if self.dtype not in FLOATING:
+            raise ValueError(f"values come as float32, bfloat16 or float16, not as {self.dtype}")
+        parts = {"scale": self.scale, "global_scale": self.global_scale, "signs": self.signs}
+        taken = {"data": _tensor(self.data, "data"), "mode": _mode(self.mode)}
+        for name, part in parts.items():
+            if part is not None:
+                taken[name] = _signs(part) if name == "signs" else _tensor(part, name)
+        for name, part in taken.items():
+            object.__setattr__(self, name, part)
+
+    @typed
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the values, in `dtype` or in that of the tensor."""
+        """Return the values, in `dtype` or in that of the tensor.
+
+        Raises ValueError as the function `dequantize` does.
+        """
         wanted = self.dtype if dtype is None else dtype
         return dequantize(self.data, self.scale, wanted, self.mode, self.global_scale, self.signs)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    @typed
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
         """Write a safetensors file: tensors data, scale, global_scale, the rest as metadata.
 
         Raises ValueError for what a file cannot hold, OSError where it cannot be written.
         """
-        if self.dtype not in FLOATING:
-            raise ValueError(f"values come as float32, bfloat16 or float16, not as {self.dtype}")
         parts = {"data": self.data, "scale": self.scale, "global_scale": self.global_scale}
         said = {"format": "lowbit.quantized_tensor", "mode": self.mode.value}
         said["dtype"] = str(self.dtype).removeprefix("torch.")
@@ -239,14 +260,15 @@ class QuantizedTensor:
         tensor_file.write(path, {n: t for n, t in parts.items() if t is not None}, said)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "QuantizedTensor":
+    @typed
+    def load(cls, path: str | bytes | os.PathLike[str]) -> "QuantizedTensor":
         """Return what `save` wrote, on the CPU.
 
         Raises ValueError for another file, OSError for one that cannot be read.
         """
         parts, said = tensor_file.read(path)
         if said.get("format") != "lowbit.quantized_tensor" or "data" not in parts:
-            raise ValueError(f"{os.fspath(path)} holds no quantized tensor")
+            raise ValueError(f"{os.fsdecode(path)} holds no quantized tensor")
         signs = said.get("signs")
         return cls(
             parts["data"],
@@ -258,6 +280,7 @@ class QuantizedTensor:
         )
 
 
+@typed
 def quantize(
     w: Tensor, mode: ScalingMode | str, scale: Tensor | None = None, signs: Signs | None = None
 ) -> QuantizedTensor:

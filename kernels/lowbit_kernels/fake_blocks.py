@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import checks, fake_checks, fake_plain, mx, mx_scales, nvfp4, rounding
+from lowbit_kernels import fake_checks, fake_plain, mx, mx_scales, nvfp4, rounding
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
+from lowbit_kernels.typed import typed_with_meta
 
 # MX elements by (bits of exponent, bits of mantissa); those of six bits are in no checkpoint here.
 E2M3 = Format("E2M3", 6, 7.5, 1.0, 0.125, "U8")
@@ -83,6 +84,7 @@ def _dynamic(
 _dynamic.register_fake(fake_plain.same_shape)
 
 
+@typed_with_meta
 def dynamic_block_quant_impl(
     inputs: Tensor,
     block_size: int,
@@ -103,11 +105,9 @@ def dynamic_block_quant_impl(
     fake_checks.check_values(inputs)
     if inputs.dim() < 1:
         raise ValueError("blocks are of [*, C], a number has none")
-    if not isinstance(block_size, int) or block_size not in BLOCK_SIZES:
+    if block_size not in BLOCK_SIZES:
         raise ValueError(f"blocks are 8, 16 or 32 columns, not {block_size}")
-    element, scale = (
-        tuple(bits) if isinstance(bits, tuple | list) else bits for bits in (num_bits, scale_bits)
-    )
+    element, scale = tuple(num_bits), tuple(scale_bits)
     if (element, scale) != ((2, 1), (4, 3)) and (scale != (8, 0) or element not in MX_ELEMENTS):
         known = ", ".join(map(str, MX_ELEMENTS))
         raise ValueError(
@@ -115,8 +115,8 @@ def dynamic_block_quant_impl(
             f"there is (2, 1) with (4, 3), and {known} with (8, 0)"
         )
     if amax is not None:
-        checks.check_tensor(amax, "amax")
-        if not amax.numel() or amax.is_complex():
+        fake_checks.check_beside(amax, inputs, "amax")
+        if not amax.numel():
             raise ValueError(f"amax holds no number: {amax.dtype} {list(amax.shape)}")
     x, top = inputs.detach(), None if amax is None else amax.detach()
     return _dynamic(x, block_size, top, element[0], element[1], scale == (8, 0))

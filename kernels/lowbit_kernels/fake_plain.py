@@ -26,8 +26,8 @@ from torch import Tensor
 
 from lowbit_kernels import fake_checks as checks
 from lowbit_kernels import fake_kernels, rounding
-from lowbit_kernels.checks import check_tensor
 from lowbit_kernels.formats import E2M1_VALUES
+from lowbit_kernels.typed import typed_with_meta
 
 EPSILON = 2.0**-24  # no amax: the least that fp16 holds
 
@@ -144,6 +144,7 @@ def integers(
     return _integer(x.detach(), amax.detach(), least, most, block_size, axis)
 
 
+@typed_with_meta
 def fake_quant_impl(
     inputs: Tensor,
     amax: Tensor,
@@ -160,6 +161,7 @@ def fake_quant_impl(
     return integers(inputs, amax, num_bits, unsigned, narrow_range)
 
 
+@typed_with_meta
 def scaled_e4m3_impl(inputs: Tensor, amax: Tensor | None = None) -> Tensor:
     """Return `inputs` rounded to E4M3 with the scale of `amax`, which broadcasts over them; without
     amax unscaled.
@@ -172,6 +174,7 @@ def scaled_e4m3_impl(inputs: Tensor, amax: Tensor | None = None) -> Tensor:
     return _e4m3(inputs.detach(), None if amax is None else amax.detach())
 
 
+@typed_with_meta
 def fp8_eager(x: Tensor, amax: Tensor | None) -> Tensor:
     """Return what `scaled_e4m3_impl` does, which is the same on every device.
 
@@ -180,6 +183,7 @@ def fp8_eager(x: Tensor, amax: Tensor | None) -> Tensor:
     return scaled_e4m3_impl(x, amax)
 
 
+@typed_with_meta
 def fp4_cast_impl(x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """Return `x`, of any shape, rounded to the values of E2M1 without a scale, in `out_dtype` or
     its own dtype.
@@ -192,6 +196,7 @@ def fp4_cast_impl(x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     return _e2m1(x.detach(), out_dtype or x.dtype)
 
 
+@typed_with_meta
 def int_cast_impl(
     x: Tensor, num_bits: int, unsigned: bool = False, narrow_range: bool = True
 ) -> Tensor:
@@ -204,6 +209,7 @@ def int_cast_impl(
     return _int_cast(x.detach(), least, most)
 
 
+@typed_with_meta
 def static_fp4_scales(
     amax: Tensor,
     global_amax: Tensor | None = None,
@@ -217,11 +223,9 @@ def static_fp4_scales(
     Raises ValueError for an amax that is none, a global amax that is not one number, and a number
     for normalization that is not positive.
     """
-    check_tensor(amax, "amax")
     checks.check_beside(amax, amax, "amax")
     checks.check_global(global_amax, amax)
-    number = isinstance(fp8_max_for_normalization, int | float)
-    if not amax.numel() or not number or not 0 < fp8_max_for_normalization < math.inf:
+    if not amax.numel() or not 0 < fp8_max_for_normalization < math.inf:
         raise ValueError(
             f"no scales of {amax.numel()} amax and a maximum of {fp8_max_for_normalization}"
         )
@@ -232,6 +236,7 @@ def static_fp4_scales(
     return scaled_e4m3_impl(scale, _over(top * (448.0 / fp8_max_for_normalization), 6.0))
 
 
+@typed_with_meta
 def static_block_fp4_impl(
     x: Tensor,
     amax: Tensor,

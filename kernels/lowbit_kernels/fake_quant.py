@@ -34,6 +34,7 @@ from lowbit_kernels.fake_plain import (
     static_block_fp4_impl,
     static_fp4_scales,
 )
+from lowbit_kernels.typed import typed_with_meta
 
 
 class StraightThrough(torch.autograd.Function):
@@ -85,6 +86,7 @@ def _biased(y: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
     return y if bias is None else (y + bias.detach().to(y.device)).to(inputs.dtype)
 
 
+@typed_with_meta
 def fake_tensor_quant(
     inputs: Tensor,
     amax: Tensor,
@@ -110,6 +112,7 @@ def fake_tensor_quant(
     return _biased(y, bias, inputs)
 
 
+@typed_with_meta
 def scaled_e4m3(
     inputs: Tensor,
     amax: Tensor | None = None,
@@ -131,6 +134,7 @@ def scaled_e4m3(
     return _biased(y, bias, inputs)
 
 
+@typed_with_meta
 def fp4_cast(x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """Return `x` rounded to the values of E2M1 without a scale, see `fp4_cast_impl`; the gradient
     is clipped at 6.
@@ -141,6 +145,7 @@ def fp4_cast(x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     return _through(x, y, x.detach().abs() <= 6.0 if _asked(x, False) else None)
 
 
+@typed_with_meta
 def int_cast(x: Tensor, num_bits: int, unsigned: bool = False, narrow_range: bool = True) -> Tensor:
     """Return `x` rounded to integers without a scale, see `int_cast_impl`; the gradient is clipped
     at the range.
@@ -155,6 +160,7 @@ def int_cast(x: Tensor, num_bits: int, unsigned: bool = False, narrow_range: boo
     return _through(x, y, (fixed >= least) & (fixed <= most))
 
 
+@typed_with_meta
 def dynamic_block_quant(
     inputs: Tensor,
     block_size: int,
@@ -177,6 +183,7 @@ def dynamic_block_quant(
     return _biased(y, bias, inputs)
 
 
+@typed_with_meta
 def static_block_fp4(
     x: Tensor,
     amax: Tensor,

@@ -47,6 +47,7 @@ from lowbit_kernels.rounding import (
     narrow,
     widen,
 )
+from lowbit_kernels.typed import typed
 
 
 def scale_of(amax: Tensor, element: Format = E4M3) -> Tensor:
@@ -183,6 +184,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
     return out
 
 
+@typed
 def quantize_tensor(
     w: Tensor, scale: Tensor | None = None, element: Format = E4M3
 ) -> tuple[Tensor, Tensor]:
@@ -208,6 +210,7 @@ def quantize_tensor(
     return _cast_here(w, scale, element), scale
 
 
+@typed
 def quantize_channel(w: Tensor, element: Format = E4M3) -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to E4M3 or E5M2 with a scale for each row; return data `[*, R, C]` and
     scale fp32 `[*, R, 1]`.
@@ -224,6 +227,7 @@ def quantize_channel(w: Tensor, element: Format = E4M3) -> tuple[Tensor, Tensor]
     return _cast_here(w, scale, element), scale
 
 
+@typed
 def dequantize_tensor(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return `[*, R, C]` in `dtype` of e4m3 or e5m2 `data` and a scale for each matrix.
 
@@ -242,6 +246,7 @@ def dequantize_tensor(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bf
     return (data.float() * spread).to(dtype)
 
 
+@typed
 def dequantize_channel(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return `[*, R, C]` in `dtype` of e4m3 or e5m2 `data` and a scale for each row.
 

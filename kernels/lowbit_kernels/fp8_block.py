@@ -44,6 +44,7 @@ from lowbit_kernels.rounding import (
     patterns,
     widen,
 )
+from lowbit_kernels.typed import typed
 
 BLOCK = 128
 RULES = ("amax", "ue8m0")
@@ -231,6 +232,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, high: int, dtype: torch.dtyp
     return out
 
 
+@typed
 def quantize(
     w: Tensor, rule: str = "amax", high: int = BLOCK, element: Format = E4M3
 ) -> tuple[Tensor, Tensor]:
@@ -260,6 +262,7 @@ def quantize(
     return data, scale
 
 
+@typed
 def dequantize(
     data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16, high: int = BLOCK
 ) -> Tensor:

@@ -29,6 +29,7 @@ from lowbit_kernels.checks import check_scale
 from lowbit_kernels.formats import E2M1, E4M3, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
 from lowbit_kernels.ops import Ops
+from lowbit_kernels.typed import typed
 
 Parts = dict[str, Tensor]
 AMAX_TILE, AMAX_LOOPS = 4096, 8
@@ -293,6 +294,7 @@ def _is_group(ops: Ops, ws: Sequence[Tensor], rule: str) -> bool:
     return all(use_kernel(w) and w.dtype == ws[0].dtype and w.device == ws[0].device for w in ws)
 
 
+@typed
 def quantize(
     ops: Ops,
     ws: Sequence[Tensor],

@@ -17,6 +17,7 @@ from torch import Tensor
 from lowbit_kernels.amax import FLOATING
 from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.rounding import widen
+from lowbit_kernels.typed import typed
 
 WIDTH = 16
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
@@ -84,23 +85,29 @@ def _launch(x: Tensor, matrix: Tensor) -> Tensor:
 
 def _multiply(x: Tensor, matrix: Tensor) -> Tensor:
     """Return `x [..., C]`, sixteen columns at a time, times `matrix`: terms added in order."""
+    if x.dtype not in FLOATING or not x.dim():
+        found = f"{x.dtype} {list(x.shape)}"
+        raise ValueError(f"what is rotated is [..., C] in fp32, bf16 or fp16, this is {found}")
     if x.shape[-1] % WIDTH:
         raise ValueError(f"{x.shape[-1]} columns are no multiple of {WIDTH}")
-    floating = use_kernel(x) and x.dtype in FLOATING
-    return _launch(x, matrix) if floating else _multiply_reference(x, matrix)
+    return _launch(x, matrix) if use_kernel(x) else _multiply_reference(x, matrix)
 
 
+@typed
 def rotate(x: Tensor, signs: tuple[int, ...] = SIGNS) -> Tensor:
     """Return fp32 `x [..., C]` rotated sixteen columns at a time.
 
-    Raises ValueError for columns that are no multiple of 16, or signs that are not 1 and -1.
+    Raises ValueError for another dtype than fp32, bf16, fp16, columns that are no multiple of 16,
+    or signs that are not 1 and -1.
     """
-    return _multiply(x, _matrix(signs, x.device))
+    return _multiply(x, _matrix(tuple(signs), x.device))
 
 
+@typed
 def rotate_back(y: Tensor, signs: tuple[int, ...] = SIGNS) -> Tensor:
     """Return fp32 `y [..., C]` rotated back; undoes `rotate` up to rounding.
 
-    Raises ValueError for columns that are no multiple of 16, or signs that are not 1 and -1.
+    Raises ValueError for another dtype than fp32, bf16, fp16, columns that are no multiple of 16,
+    or signs that are not 1 and -1.
     """
-    return _multiply(y, _matrix(signs, y.device).t())
+    return _multiply(y, _matrix(tuple(signs), y.device).t())

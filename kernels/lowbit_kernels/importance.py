@@ -12,6 +12,8 @@ count. `column_weights` takes h itself or what `values_of` makes of exponents: t
 import torch
 from torch import Tensor
 
+from lowbit_kernels.typed import typed
+
 ZERO = -128  # the exponent that stands for h = 0
 SMALLEST, LARGEST = -126, 127
 REACH = 24  # a weight is at least 2^-REACH of its block's largest
@@ -23,6 +25,7 @@ def _rounded(bits: Tensor) -> Tensor:
     return (bits >> 23) + ((bits & 0x7FFFFF) >= ROOT_OF_2)
 
 
+@typed
 def exponents_of(h: Tensor) -> Tensor:
     """Return int8 exponents of `h`, finite and not negative.
 
@@ -35,18 +38,24 @@ def exponents_of(h: Tensor) -> Tensor:
     return torch.where(h == 0, ZERO, exponent).to(torch.int8)
 
 
+@typed
 def values_of(exponents: Tensor) -> Tensor:
     """Return fp32 2^e of int8 exponents, 0 for that of zero."""
     bits = (exponents.to(torch.int32).clamp(min=SMALLEST) + 127) << 23
     return torch.where(exponents == ZERO, 0, bits).view(torch.float32)
 
 
+@typed
 def column_weights(h: Tensor, block: int) -> Tensor:
     """Return fp32 `[C/block, block]` of `h [C]`, the importance of each column: powers of two, the
     largest of each block 1, the least 2^-24.
 
     All of `h` zero, or any of it negative or not finite: every weight is 1.
+
+    Raises ValueError for columns that are no whole blocks.
     """
+    if h.dim() != 1 or block < 1 or h.shape[0] % block:
+        raise ValueError(f"importance {list(h.shape)} is not that of whole blocks of {block}")
     h = h.float()
     usable = h.isfinite().all() & (h >= 0).all() & (h > 0).any()
     h = torch.where(usable, h, 1.0)

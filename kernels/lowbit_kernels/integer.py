@@ -30,14 +30,8 @@ from lowbit_kernels.checks import check_codes, check_scale
 from lowbit_kernels.formats import INT4, INT8, Format
 from lowbit_kernels.jit import COMPILED, OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.ops import Ops
-from lowbit_kernels.rounding import (
-    encode_integer,
-    magnitude,
-    narrow,
-    pack_nibbles,
-    patterns,
-    widen,
-)
+from lowbit_kernels.rounding import encode_integer, magnitude, narrow, pack_nibbles, patterns, widen
+from lowbit_kernels.typed import typed
 
 GROUPS = (32, 64, 128)
 # What scales are rounded to -> its smallest subnormal.
@@ -230,6 +224,7 @@ def _launch_dequantize_groups(data: Tensor, scale: Tensor, dtype: torch.dtype) -
     return out
 
 
+@typed
 def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to INT8 with a scale for each row; return data int8 and scale fp32
     `[*, R, 1]`.
@@ -249,6 +244,7 @@ def quantize_channel(w: Tensor) -> tuple[Tensor, Tensor]:
     return data, scale
 
 
+@typed
 def quantize_int4(
     w: Tensor, group: int = 128, scale_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
@@ -277,6 +273,7 @@ def quantize_int4(
     return data, scale
 
 
+@typed
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return `[*, R, C]` in `dtype` of int8 `data [*, R, C]`, or of INT4, uint8 `[*, R, C/2]`, and
     scales for equal shares of each row, `[*, R, n]`.
@@ -304,6 +301,7 @@ def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16)
     return out
 
 
+@typed
 def dequantize_channel(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return `[*, R, C]` in `dtype` of int8 `data` and a scale for each row.
 

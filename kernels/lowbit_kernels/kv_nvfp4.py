@@ -30,6 +30,7 @@ from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.layout import store_scales
 from lowbit_kernels.nvfp4_te import _inverse, _signed_codes
 from lowbit_kernels.rounding import encode_e4m3, magnitude_bits, pack_nibbles, widen
+from lowbit_kernels.typed import typed
 
 BLOCK = 16
 LARGEST = 6.0 * 448.0
@@ -125,6 +126,7 @@ def _launch(rows: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
     return packed, scale
 
 
+@typed
 def quantize(x: Tensor, name: str = "x") -> Quantized:
     """Quantize `x [tokens, heads, dim]` or `[rows, dim]`, bf16 or fp16; `name` is what it is called
     in errors.
@@ -141,6 +143,7 @@ def quantize(x: Tensor, name: str = "x") -> Quantized:
     return Quantized(packed.reshape(*x.shape[:-1], x.shape[-1] // 2), scale, global_scale)
 
 
+@typed
 def quantize_kv(k: Tensor, v: Tensor) -> tuple[Quantized, Quantized]:
     """Quantize keys and values, each by itself; they may differ in shape, dtype and device.
 
@@ -151,16 +154,15 @@ def quantize_kv(k: Tensor, v: Tensor) -> tuple[Quantized, Quantized]:
     return quantize(k, "K"), quantize(v, "V")
 
 
+@typed
 def scale_offset(row: int, block: int, dim: int) -> int:
     """Return at which byte of the tiles the scale of 16 elements lies: those from `16 * block` on
     in `row` (token * heads + head) of rows with `dim` elements.
 
-    Raises ValueError for a row or a block that there is not, and for what is no integer.
+    Raises ValueError for a row or a block that there is not, and a dim that is no multiple of 16.
     """
-    if not all(isinstance(n, int) for n in (row, block, dim)) or dim % BLOCK:
-        raise ValueError(
-            f"row, block and dim are integers, dim a multiple of 16, not {row}, {block}, {dim}"
-        )
+    if dim % BLOCK:
+        raise ValueError(f"dim is a multiple of 16, not {dim}")
     blocks = dim // BLOCK
     if row < 0 or not 0 <= block < blocks:
         raise ValueError(f"there is no block {block} of row {row} with {dim} elements")
@@ -168,26 +170,27 @@ def scale_offset(row: int, block: int, dim: int) -> int:
     return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
 
 
+@typed
 def swizzle(scale: Tensor) -> Tensor:
     """Return one-byte scales `[rows, dim / 16]` in tiles, padded with zeros to whole ones.
 
     Raises ValueError for what is no matrix of one-byte scales.
     """
-    check_tensor(scale, "scale")
     return layout.swizzle(scale)
 
 
+@typed
 def unswizzle(scale: Tensor, rows: int, dim: int) -> Tensor:
     """Return the scales `[rows, dim / 16]` of tiles.
 
     Raises ValueError for tiles that are not those of `rows` and `dim`.
     """
-    check_tensor(scale, "scale")
-    if not isinstance(rows, int) or not isinstance(dim, int) or rows < 1 or dim < 1 or dim % BLOCK:
+    if rows < 1 or dim < 1 or dim % BLOCK:
         raise ValueError(f"rows is a number, dim a multiple of 16, not {rows} and {dim}")
     return layout.unswizzle(scale, rows, dim // BLOCK)
 
 
+@typed
 def dequantize(
     packed: Tensor,
     scale: Tensor,
@@ -200,8 +203,6 @@ def dequantize(
     Raises ValueError for parts that do not belong together, and another dtype than fp32, bf16,
     fp16.
     """
-    check_tensor(packed, "packed")
-    check_tensor(scale, "scale")
     if packed.dtype != torch.uint8 or packed.dim() not in (2, 3) or packed.shape[-1] % 8:
         raise ValueError(
             "packed is uint8 of [tokens, heads, dim / 2] or [rows, dim / 2] with a dim of whole "
@@ -217,7 +218,6 @@ def dequantize(
     codes = rounding.unpack(packed).reshape(rows, blocks, BLOCK)
     values = table[codes.int()] * linear
     if global_scale is not None:
-        check_tensor(global_scale, "a global scale")
         if global_scale.numel() != 1 or global_scale.dtype != torch.float32:
             found = f"{global_scale.dtype} {list(global_scale.shape)}"
             raise ValueError(f"a global scale is one fp32 number, not {found}")

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lowbit_kernels.jit import jit, tl, use_kernel
+from lowbit_kernels.typed import typed
 
 LAYOUTS, NIBBLES = ("linear", "128x4"), ("low", "high")
 
@@ -128,6 +129,7 @@ def can_fuse(rows: int, across: int, matrices: int) -> bool:
     return matrices * rows * across < 2**31 and high * wide < 2**31 and across < 2**21
 
 
+@typed
 def swizzled_shape(rows: int, cols: int) -> tuple[int, int]:
     """Return the rows and columns of whole tiles that hold `rows` x `cols` scales."""
     return rows + -rows % 128, cols + -cols % 4
@@ -144,6 +146,7 @@ def room(
     return make((*shape[:-2], *whole), dtype=torch.uint8, device=device).view(dtype)
 
 
+@typed
 def swizzle(scale: Tensor) -> Tensor:
     """Return one-byte scales `[*, R, C]` swizzled, padded to whole tiles, in the same dtype.
 
@@ -158,6 +161,7 @@ def swizzle(scale: Tensor) -> Tensor:
     return out.view(scale.dtype)
 
 
+@typed
 def unswizzle(scale: Tensor, rows: int, cols: int) -> Tensor:
     """Return the one-byte scales `[*, rows, cols]` of swizzled ones, in the same dtype.
 
@@ -176,8 +180,14 @@ def unswizzle(scale: Tensor, rows: int, cols: int) -> Tensor:
     return out.view(scale.dtype)
 
 
+@typed
 def swap_nibbles(packed: Tensor) -> Tensor:
-    """Return packed uint8 with the two nibbles of each byte exchanged."""
+    """Return packed uint8, of any shape, with the two nibbles of each byte exchanged.
+
+    Raises ValueError for another dtype.
+    """
+    if packed.dtype != torch.uint8:
+        raise ValueError(f"nibbles are two to a byte of uint8, this is {packed.dtype}")
     return (packed >> 4) | (packed << 4)
 
 

@@ -49,6 +49,7 @@ from lowbit_kernels.mx_kernels import (
 )
 from lowbit_kernels.mx_scales import scale_of
 from lowbit_kernels.ops import Ops
+from lowbit_kernels.typed import typed
 
 BLOCK = 32
 RULES = ("amax", "floor", "ceil", "even", "mse")
@@ -162,6 +163,7 @@ def _launch_dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
     return out
 
 
+@typed
 def quantize(
     w: Tensor,
     element: Format,
@@ -200,6 +202,7 @@ def quantize(
     return run(w, element, rule, h)
 
 
+@typed
 def quantize_mxfp8(w: Tensor, rule: str = "amax", layout: str = "linear") -> tuple[Tensor, Tensor]:
     """Quantize `w [*, R, C]` to MXFP8; return data e4m3 `[*, R, C]` and scale uint8 (E8M0).
 
@@ -208,6 +211,7 @@ def quantize_mxfp8(w: Tensor, rule: str = "amax", layout: str = "linear") -> tup
     return quantize(w, E4M3, rule, layout)
 
 
+@typed
 def quantize_mxfp4(
     w: Tensor,
     rule: str = "amax",
@@ -222,6 +226,7 @@ def quantize_mxfp4(
     return quantize(w, E2M1, rule, layout, nibbles, importance)
 
 
+@typed
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return `[*, R, C]` in `dtype`; the dtype of `data` says whether it is E4M3, E5M2 or E2M1.
 

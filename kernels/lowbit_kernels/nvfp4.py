@@ -38,6 +38,7 @@ from lowbit_kernels.jit import OPTIONS, loadable, use_kernel
 from lowbit_kernels.layout import arrange, can_fuse, check, room
 from lowbit_kernels.nvfp4_kernels import _dequantize_kernel, _quantize_kernel, quantize_tile
 from lowbit_kernels.ops import Ops
+from lowbit_kernels.typed import typed
 
 BLOCK = 16
 
@@ -45,8 +46,10 @@ BLOCK = 16
 LARGEST_SCALE = {"amax": 448.0, "mse": 448.0, "mse_all": 448.0, "four_over_six": 256.0, "2d": 448.0}
 
 
+@typed
 def global_scale_of(amax: Tensor) -> Tensor:
-    """Return fp32 fl(amax / 2688) of fp32 `amax`: 1 for 0, never 0."""
+    """Return fp32 fl(amax / 2688), in the shape of `amax`: 1 for 0, never 0."""
+    amax = amax.float()
     scale = amax / torch.full_like(amax, 2688.0)
     scale = torch.where(scale == 0, 2.0**-149, scale)
     return torch.where(amax == 0, 1.0, scale)
@@ -172,6 +175,7 @@ def _launch_dequantize(
     return out
 
 
+@typed
 def quantize(
     w: Tensor,
     global_scale: Tensor | None = None,
@@ -276,6 +280,7 @@ def _te_reference(w: Tensor, amax: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     return nvfp4_te.quantize_blocks(blocks, amax, tall=True)
 
 
+@typed
 def dequantize(
     packed: Tensor, scale: Tensor, global_scale: Tensor, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:

@@ -33,7 +33,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+    path: str | bytes | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Write `tensors` and `metadata` beside `path`, then rename.
 
@@ -67,7 +67,7 @@ def write(
         beside.unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(path: str | bytes | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors, on the CPU, and the metadata of a file.
 
     Raises ValueError for a file that is not whole or holds other dtypes, OSError for one that
@@ -87,5 +87,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
             flat = torch.frombuffer(bytearray(body[first:last]) or bytearray(1), dtype=torch.uint8)
             tensors[name] = flat[: last - first].view(dtype).reshape(shape)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{os.fspath(path)} is no safetensors file of tensors: {error}") from error
+        raise ValueError(
+            f"{os.fsdecode(path)} is no safetensors file of tensors: {error}"
+        ) from error
     return tensors, metadata

@@ -253,7 +253,10 @@ REFUSED = {
         "on meta",
     ),
     "fp32 scales": ((PACKED, E4M3.float(), F32, ScalingMode.NVFP4_1D, ONE), "float8_e4m3fn"),
-    "signs in words": ((PACKED, E4M3, F32, ScalingMode.NVFP4_1D, ONE, "+" * 16), "in a tuple"),
+    "signs in words": (
+        (PACKED, E4M3, F32, ScalingMode.NVFP4_1D, ONE, "+" * 16),
+        "signs is a list or tuple",
+    ),
     "signs": ((PACKED, E4M3, F32, ScalingMode.NVFP4_1D, ONE, (1, 2)), "sixteen"),
 }
 
@@ -269,8 +272,8 @@ def test_refused(name):
 def test_what_is_no_weight_is_refused(mode):
     w = torch.ones(2, 32)
     for bad, words in (
-        (None, "is a tensor"),
-        ([1.0], "is a tensor"),
+        (None, "dense tensor of real numbers, this is NoneType"),
+        ([1.0], "dense tensor of real numbers, this is list"),
         (w.double(), "float64"),
         (w.int(), "int32"),
         (w.to_sparse(), "dense"),
@@ -299,7 +302,7 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path):
     path = tmp_path / "q"
     for held, dtype, words in (
         (torch.ones(2, 2, device="meta"), F32, "no bytes"),
-        (torch.ones(2, 2).to_sparse(), F32, "no bytes"),
+        (torch.ones(2, 2).to_sparse(), F32, "dense tensor"),
         (torch.ones(2, 2), torch.float64, "not as torch.float64"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -218,12 +218,12 @@ NO_VALUES = {
     "bool": (X > 0, "bool"),
     "complex": (X.to(torch.complex64), "complex64"),
     "e4m3": (X.to(torch.float8_e4m3fn), "float8_e4m3fn"),
-    "list": ([1.0], "is a tensor, this is list"),
-    "nothing": (None, "is a tensor, this is NoneType"),
+    "list": ([1.0], "dense tensor of real numbers, this is list"),
+    "nothing": (None, "dense tensor of real numbers, this is NoneType"),
     "sparse": (X.to_sparse(), "dense tensor"),
 }
 NO_AMAX = {
-    "a float": (1.25, "is a tensor, this is float"),
+    "a float": (1.25, "dense tensor of real numbers( or None)?, this is float"),
     "complex": (torch.tensor(1j), "real numbers"),
     "bool": (torch.tensor(True), "real numbers"),
     "empty": (torch.ones(0), "does not broadcast|no whole blocks"),
@@ -244,8 +244,11 @@ BIASED = {
 }
 REFUSED = {
     "no bits": (lambda: fake_quant.int_cast(X, 1), "2 to 16"),
-    "half bits": (lambda: fake_quant.int_cast(X, 2.5), "2 to 16"),
-    "bits in words": (lambda: fake_quant.fake_tensor_quant(X, ONE, num_bits="8"), "2 to 16"),
+    "half bits": (lambda: fake_quant.int_cast(X, 2.5), "num_bits is an integer"),
+    "bits in words": (
+        lambda: fake_quant.fake_tensor_quant(X, ONE, num_bits="8"),
+        "num_bits is an integer",
+    ),
     "negative amax": (lambda: fake_quant.fake_quant_impl(X, -ONE), "magnitude"),
     "negative amax of blocks": (
         lambda: fake_quant.static_block_fp4(X, -torch.ones(8)),
@@ -276,10 +279,10 @@ REFUSED = {
         "an integer",
     ),
     "block of 24": (lambda: dynamic(size=24), "8, 16 or 32"),
-    "block of 16.0": (lambda: dynamic(size=16.0), "8, 16 or 32"),
+    "block of 16.0": (lambda: dynamic(size=16.0), "block_size is an integer"),
     "blocks of a number": (lambda: dynamic(X[0, 0]), "a number has none"),
     "formats": (lambda: dynamic(formats=((4, 3), (4, 3))), "no elements"),
-    "formats in numbers": (lambda: dynamic(formats=(21, 43)), "no elements"),
+    "formats in numbers": (lambda: dynamic(formats=(21, 43)), "num_bits is a list or tuple of 2"),
     "empty amax": (lambda: dynamic(amax=torch.ones(0)), "no number"),
     "shares": (lambda: fake_quant.static_block_fp4(X, torch.ones(5)), "whole blocks"),
     "two global amax": (
