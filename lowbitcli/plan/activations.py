@@ -26,6 +26,10 @@ from lowbitcli.tensors import safe
 
 # What readers scale by one number that they find as activations come, where it is no token.
 OF_WHAT = {"fp8_block128": "128 at a time", "mxfp8": "32 at a time", "mxfp4": "32 at a time"}
+_LEFT = (
+    "what is fake stores no scales of activations: kv_scale and activation_scale of the recipe are "
+    "left out"
+)
 APART = ("towers", "companions", "mtp")  # kept kinds whose attention has no cache of ours
 
 
@@ -42,7 +46,9 @@ def activated(
     if conditions.fake:
         if amaxes is not None:
             raise UsageError("--fake stores no scales of activations", hint="leave one out")
-        return list(weights), ()
+        said = [recipe.kv_scale, *(rule.activation_scale for rule in recipe.rules)]
+        left = [one for one in said if one is not None]
+        return list(weights), (_LEFT,) if left else ()
     static = [weight for weight in weights if weight.activations == "static"]
     if amaxes is None and recipe.kv_scale is None and not static:
         return list(weights), ()

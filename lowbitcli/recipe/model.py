@@ -155,6 +155,8 @@ class Recipe(BaseModel):
         data.pop("quantize", None)
         if listed:
             data["defaults"] = {**(chosen or {}), **listed}
+        if data.get("fake") is True:
+            _refuse_constants(value)
         return data
 
     @property
@@ -205,6 +207,19 @@ class Recipe(BaseModel):
         said["thresholds"] = (*self.thresholds, *base.thresholds)
         said["defaults"] = {**base.defaults, **self.defaults}
         return base.model_copy(update={"description": "", **said, "name": self.name})
+
+
+def _refuse_constants(value: dict[str, Any]) -> None:
+    """Raise RecipeError where a recipe whose numbers are stored as they are has scales of
+    activations."""
+    rules = value.get("rules")
+    places: list[list[str | int]] = [["kv_scale"]] if value.get("kv_scale") is not None else []
+    for number, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
+        if isinstance(rule, dict) and rule.get("activation_scale") is not None:
+            places.append(["rules", number, "activation_scale"])
+    for path in places:
+        message = f"a recipe that is fake stores no {path[-1]}"
+        raise RecipeError(message, where=place(value, path), hint="leave one of them out")
 
 
 def _listed(data: dict[str, Any], key: str, where: str = "") -> list[Any]:

@@ -93,6 +93,7 @@ def schema() -> dict[str, Any]:
         {"required": ["extends"]},
         {"required": ["rules"], "properties": {"rules": {"minItems": 1}}},
     ]
+    result["allOf"] = [_fake()]
     return {"$schema": DIALECT, **result, "title": "Recipe of lowbit"}
 
 
@@ -122,6 +123,15 @@ def _rule() -> dict[str, Any]:
             {"required": ["keep"], "properties": {"keep": {"const": True}, **kept}},
         ],
         "allOf": [*_scales(), _static()],
+    }
+
+
+def _fake() -> dict[str, Any]:
+    """Return that what is fake stores no scales of activations."""
+    rule = {"properties": {"activation_scale": False}}
+    return {
+        "if": {"properties": {"fake": {"const": True}}, "required": ["fake"]},
+        "then": {"properties": {"kv_scale": False, "rules": {"items": rule}}},
     }
 
 

@@ -117,6 +117,22 @@ def test_it_goes_on_with_what_was_left(tmp_path, source, monkeypatch):
     assert quantize(source, tmp_path / "out", request, device="cpu").complete
 
 
+@pytest.mark.parametrize("container", ["comfyui", "modelopt"])
+def test_a_recipe_of_a_container_is_fake_with_its_numbers(source, tmp_path, container):
+    """Readers of comfyui fuse nothing: there each weight has a scale of its own."""
+    text = f"container: {container}\nrules: [{{match: '*', scheme: nvfp4}}]\n"
+    done = {
+        said: quantize(
+            source, tmp_path / said, Request(recipe=recipe(tmp_path, text, "r.yaml"), fake=fake)
+        ).output
+        for said, fake in (("fake", True), ("real", False))
+    }
+    dequantize(done["real"], tmp_path / "back", dtype="bf16", device="cpu")
+    found, back = checkpoints.read(done["fake"]), checkpoints.read(tmp_path / "back")
+    for name in (*ATTENTION, *MLP):
+        assert checkpoints.same(found[name], back[name]), name
+
+
 def test_a_container_has_no_say_in_it(source, tmp_path):
     with pytest.raises(UsageError, match="the numbers of lowbit's container"):
         quantize(source, tmp_path / "out", Request(scheme="fp8", fake=True, container="modelopt"))

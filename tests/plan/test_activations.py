@@ -290,6 +290,16 @@ def test_what_has_no_place(source, tmp_path):
         plan_quantize(source, None, Request(container="comfyui", activation_scales=amax))
     with pytest.raises(UsageError, match="--fake stores no scales of activations"):
         plan_quantize(source, None, Request(fake=True, activation_scales=amax))
+
+
+@pytest.mark.parametrize("text", ["kv_scale: 1.0\n", "", "extends: nvfp4\n"])
+def test_a_fake_tells_that_constants_of_its_recipe_are_left_out(source, tmp_path, text):
+    constant = "" if text else ", activation_scale: 0.05"
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"{text}rules: [{{match: '*', scheme: fp8{constant}}}]\n")
+    notes = plan_quantize(source, None, Request(recipe=recipe, fake=True)).notes
+    told = [note for note in notes if "stores no scales of activations" in note]
+    assert len(told) == (0 if "extends" in text else 1)
     recipe = tmp_path / "r.yaml"
     recipe.write_text("rules: [{match: '*', scheme: nvfp4, activations: static}]\n")
     with pytest.raises(RecipeError, match=r"r.yaml:1:17: activations: static needs the scales"):

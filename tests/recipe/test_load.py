@@ -159,6 +159,16 @@ BAD = {
         "2:14: a threshold has a fail_under_db, a max_rel_error, or both",
         "",
     ),
+    "fake with a cache": (
+        RULE + "fake: true\nkv_scale: 1.0",
+        "3:11: a recipe that is fake stores no kv_scale",
+        "leave one of them out",
+    ),
+    "fake with activations": (
+        "fake: true\nrules: [{match: a, scheme: fp8, activation_scale: 0.5}]",
+        "2:51: a recipe that is fake stores no activation_scale",
+        "leave one of them out",
+    ),
     "threshold that is no number": (
         RULE + "thresholds: [{match: a, fail_under_db: 18dB}]",
         "2:40: thresholds.0.fail_under_db: is a number",

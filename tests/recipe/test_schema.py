@@ -50,9 +50,11 @@ fuse: [["{}.w1", "{}.w3", "a.{}.b"]]
 layout: [{"*.down_proj": in_out}, {"*.gate_up_proj": in_out interleaved}]
 thresholds: [{match: "*", fail_under_db: 18}, {match: [a], max_rel_error: 0.1}]
 kv_scale: 1.0
-fake: true
+fake: false
 nonfinite: keep
 """,
+    "fake, with a container and a layout": RULE
+    + "fake: true\ncontainer: comfyui\nlayout: {'*.down_proj': in_out}\n",
 }
 
 
