@@ -12,7 +12,8 @@ from lowbitcli.tensors import DATA, SCALE
 from lowbitcli.verify.bound import BF16_WRITER, ruler, step_of
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
-NEEDS_NUMBA = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed (extra cpu)")
+PATHS = (False, True) if HAS_NUMBA else (False,)  # whether compiled
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 SHAPES = ((130, 256), (1, 128), (257, 133))
 
 
@@ -65,6 +66,12 @@ def made(one, rows, cols, dtype):
     return w, dict(ops.quantize(w, shared, rule)), generator
 
 
+def copied(fresh):
+    w, parts, generator = fresh
+    again = torch.Generator().set_state(generator.get_state())
+    return w.clone(), {name: part.clone() for name, part in parts.items()}, again
+
+
 def takes(one, cols):
     return one.block[1] is None or cols % one.block[1] == 0 or one.block == (128, 128)
 
@@ -72,16 +79,15 @@ def takes(one, cols):
 CASES = [(one, shape) for one in SCHEMES for shape in SHAPES if takes(one, shape[1])]
 
 
-@pytest.mark.parametrize("compiled", (False, pytest.param(True, marks=NEEDS_NUMBA)))
 @pytest.mark.parametrize(("one", "shape"), CASES, ids=lambda x: getattr(x, "name", None))
-def test_every_path_sees_the_same(monkeypatch, one, shape, compiled):
+def test_every_path_sees_the_same(monkeypatch, one, shape):
+    """In pieces, and by the compiled loop where numba is installed."""
     monkeypatch.setattr(error_looks, "LARGE", 0)
     monkeypatch.setattr(error_pieces, "PIECE", 8192)
-    monkeypatch.setenv("LOWBIT_NUMBA", "1" if compiled else "0")
     high, wide = one.block[0] or 1, one.block[1] or shape[1]
+    fresh = [made(one, *shape, dtype) for dtype in DTYPES]
     for number, change in enumerate((None, *CHANGES)):
-        dtype = (torch.bfloat16, torch.float32, torch.float16)[number % 3]
-        w, parts, generator = made(one, *shape, dtype)
+        w, parts, generator = copied(fresh[number % len(DTYPES)])
         if change is not None:
             change(w, parts, generator)
         step = step_of(one, parts, 0, shape[0])
@@ -89,11 +95,14 @@ def test_every_path_sees_the_same(monkeypatch, one, shape, compiled):
         for widening in (None, BF16_WRITER):
             held_to = ruler(one.element, widening)
             want = error_codes.reference(w, v, parts[DATA], step, held_to, high, wide)
-            assert error_looks.look(w, v, parts[DATA], step, held_to, one.block) == want, change
-            values = error_pieces.values(parts[DATA], step, held_to, one.block)
-            assert torch.equal(values.isnan(), v.isnan())
-            assert torch.equal(values.nan_to_num(), v.nan_to_num())
-    assert (error_looks.compiled(w) is not None) == compiled
+            for compiled in PATHS:
+                monkeypatch.setenv("LOWBIT_NUMBA", "1" if compiled else "0")
+                assert (error_looks.compiled(w) is not None) == compiled
+                seen = error_looks.look(w, v, parts[DATA], step, held_to, one.block)
+                assert seen == want, (change, compiled)
+        values = error_pieces.values(parts[DATA], step, held_to, one.block)
+        assert torch.equal(values.isnan(), v.isnan())
+        assert torch.equal(values.nan_to_num(), v.nan_to_num())
 
 
 @pytest.mark.parametrize("one", SCHEMES, ids=lambda one: one.name)
