@@ -79,13 +79,13 @@ def recipe_init(
 ) -> int:
     """Start a recipe: a text with comments to edit."""
     from lowbitcli import console, recipe
+    from lowbitcli.search.write import write
 
     text = recipe.init()
     if file is None:
         console.data(text.splitlines())
     else:
-        with file.open("x") as new:
-            new.write(text)
+        write(text, file)
     return 0
 
 

@@ -84,6 +84,8 @@ def measure(
         raise UsageError("--tokens is at least 1")
     if target.exists() and not force:
         raise OutputError(f"{safe(str(target))} exists", hint="--force replaces it")
+    if not target.parent.is_dir():
+        raise OutputError(f"{safe(str(target.parent))} is no directory", hint="make it first")
     with Checkpoint.open(source) as checkpoint:
         if not checkpoint.is_directory or checkpoint.config is None:
             raise UsageError(

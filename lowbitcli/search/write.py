@@ -12,8 +12,9 @@ from lowbitcli.tensors import safe
 SUFFIXES = (".yaml", ".yml")
 
 
-def check_path(path: Path, *, force: bool) -> None:
-    """Refuse a path that cannot be written, before weights are read.
+def check_path(path: Path, *, force: bool | None) -> None:
+    """Refuse a path that cannot be written, before weights are read; `force` None is where nobody
+    can ask for another recipe to be replaced.
 
     Raises:
         UsageError: it is not called like a recipe.
@@ -21,15 +22,15 @@ def check_path(path: Path, *, force: bool) -> None:
     """
     where = safe(str(path))
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{where} is no name for a recipe", hint="-o recipe.yaml")
+        raise UsageError(f"{where} is no name for a recipe", hint="as in recipe.yaml")
     if not path.parent.is_dir():
         raise OutputError(f"{safe(str(path.parent))} is no directory", hint="make it first")
     if os.path.lexists(path) and not (force and path.is_file()):
-        hint = "name another place" if force else "--force replaces it"
+        hint = "--force replaces it" if force is False else "name another place"
         raise OutputError(f"{where}: exists", hint=hint)
 
 
-def write(text: str, path: Path, *, force: bool) -> None:
+def write(text: str, path: Path, *, force: bool | None = None) -> None:
     """Write a recipe's text.
 
     Raises:

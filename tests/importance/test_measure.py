@@ -179,6 +179,7 @@ def test_refusals(tmp_path, monkeypatch):
     assert not out.exists()
     out.write_text("something")
     assert "--force" in refused(OutputError, "exists", source, out)
+    assert "make it first" in refused(OutputError, "is no directory", source, out / "x" / "h")
     refused(UsageError, "is a source|the source", source, source / "model.safetensors", force=True)
 
 

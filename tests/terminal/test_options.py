@@ -131,7 +131,10 @@ def test_recipe_init_gives_a_recipe_that_works(lowbit):
     assert lowbit("recipe", "init", "mine.yaml") == (0, "", "")
     assert lowbit("recipe", "check", "mine.yaml", "model")[0] == 0
     code, _, err = lowbit("recipe", "init", "mine.yaml")
-    assert (code, err) == (5, "error: mine.yaml: File exists\n")
+    assert (code, err) == (5, "error: mine.yaml: exists\n\nhint: name another place\n")
+    code, _, err = lowbit("recipe", "init", "none/mine.yaml")
+    assert (code, err) == (5, "error: none is no directory\n\nhint: make it first\n")
+    assert lowbit("recipe", "init", "mine")[0] == 2
     assert lowbit("recipe", "init")[1] == Path("mine.yaml").read_text()
 
 
