@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.accuracy import minilm
+from bench.accuracy_models import minilm
 from lowbitcli import api
 
 Run = Callable[[Tensor, str], Tensor]
