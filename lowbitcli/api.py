@@ -7,23 +7,23 @@ bytes in all and a name, from any thread; what it raises stops the run, which ca
 """
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lowbit_kernels.error import Sums
 from lowbitcli import recipe as recipes
 from lowbitcli import report as reports
+from lowbitcli.api_arguments import checked
+from lowbitcli.api_outcome import Outcome
 from lowbitcli.checkpoint import manifest, shares
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.importance import Measured
-from lowbitcli.importance import measure as importance
+from lowbitcli.importance import measure as measure_importance
 from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.finite import find_non_finite
 from lowbitcli.pipeline.ledger import Progress, Result
@@ -33,10 +33,12 @@ from lowbitcli.pipeline.run import finish as finish_shares
 from lowbitcli.pipeline.shares import Share
 from lowbitcli.pipeline.spread import Spread
 from lowbitcli.plan.asked import Asked
-from lowbitcli.plan.inspection import Inspection, inspect
+from lowbitcli.plan.inspection import Inspection
+from lowbitcli.plan.inspection import inspect as inspect_checkpoint
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.plan.prepare import Request, dequantization, plan_quantize, quantization
-from lowbitcli.search import Allowed, Found, Wanted, choose
+from lowbitcli.search import Allowed, Found, Wanted
+from lowbitcli.search import choose as choose_schemes
 from lowbitcli.verify import Demands, Sample, Verification, asked
 from lowbitcli.verify.check import unreadable
 from lowbitcli.verify.check import verify as verify_checkpoint
@@ -45,53 +47,7 @@ from lowbitcli.verify.fix import fix as fix_checkpoint
 NON_FINITE = ("error", "keep")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run did: the plan it followed, where the output is, errors by weight, time, memory.
-
-    `non_finite` are weights that were kept because they hold NaN or Inf: name -> what was found.
-    `moved` counts global scales that a recode could only store to an ulp, so that the values they
-    stand for differ from the source's: none where a reciprocal is read. Memory is in bytes.
-    `complete` is whether the output was there already and whole, `resumed` how many jobs an
-    earlier run had done; `stages` has the seconds of each stage, those of threads added up. Of
-    `blocks` that a requantization could leave what they are, `equal` stand for the same numbers.
-    `share` is the part of the jobs that this run did, None where it was to do all; `missing` are
-    the shares that are not done, with how many jobs each still has (0: it is being written), and
-    the output is there when there are none.
-    """
-
-    plan: Plan
-    output: Path
-    errors: dict[str, Sums]
-    non_finite: dict[str, str]
-    moved: int
-    seconds: float
-    peak_rss: int
-    peak_gpu: int
-    resumed: int = 0
-    complete: bool = False
-    stages: dict[str, float] = field(default_factory=dict)
-    equal: int = 0
-    blocks: int = 0
-    share: Share | None = None
-    missing: dict[int, int] = field(default_factory=dict)
-    forecast: tuple[int, int] = (0, 0)
-    allowed: tuple[int, int | None] = (DEFAULT, None)
-
-    @property
-    def bytes_in(self) -> int:
-        return self.plan.bytes_in
-
-    @property
-    def bytes_out(self) -> int:
-        return self.plan.bytes_out
-
-    def worst(self, number: int = 5) -> list[tuple[str, Sums]]:
-        """Return the weights with the largest relative error, worst first."""
-        ranked = sorted(self.errors.items(), key=lambda item: (-item[1].relative, item[0]))
-        return ranked[:number]
-
-
+@checked
 def plan(source: PathLike, output: PathLike | None = None, request: Request | None = None) -> Plan:
     """Say what `quantize` would do, from headers and recipe alone: nothing is written.
 
@@ -103,6 +59,7 @@ def plan(source: PathLike, output: PathLike | None = None, request: Request | No
     return plan_quantize(source, output, _asked_for(request))
 
 
+@checked
 def quantize(
     source: PathLike,
     output: PathLike | None = None,
@@ -132,10 +89,8 @@ def quantize(
     options = _options(force, max_memory, resume, readback, max_gpu_memory)
     with _spread(spread, device, options) as (where, options):
         with quantization(source, output, request) as (plan, checkpoint, recipe):
-            policy = request.nonfinite or recipe.nonfinite
-            if policy not in NON_FINITE:
-                raise UsageError(f"no policy {policy!r} for NaN and Inf", hint="error or keep")
-            found = find_non_finite(plan, checkpoint, progress) if policy == "keep" else {}
+            keep = (request.nonfinite or recipe.nonfinite) == "keep"
+            found = find_non_finite(plan, checkpoint, progress) if keep else {}
             options = replace(options, asked=Asked.to_quantize(source, request, found))
             if not found:
                 result = run(plan, checkpoint, _due(plan), where, options, progress)
@@ -145,6 +100,7 @@ def quantize(
             return _outcome(plan, result, found, options.share)
 
 
+@checked
 def dequantize(
     source: PathLike,
     output: PathLike | None = None,
@@ -179,6 +135,7 @@ def dequantize(
             return _outcome(plan, result, {}, options.share)
 
 
+@checked
 def finish(
     output: PathLike,
     *,
@@ -200,6 +157,7 @@ def finish(
         return _outcome(plan, result, dict(asked.non_finite))
 
 
+@checked
 def is_finished(output: PathLike) -> bool:
     """Is an output there whole, and as it was written by name, header and digest, with no share of
     it begun? No tensor is read."""
@@ -213,6 +171,7 @@ def is_finished(output: PathLike) -> bool:
         return False
 
 
+@checked
 def verify(
     output: PathLike,
     *,
@@ -243,11 +202,6 @@ def verify(
         OutputError: the report cannot be written.
     """
     where = device_of(device)
-    for limit in (fail_under_db, max_rel_error):
-        if limit is not None and not (isinstance(limit, int | float) and math.isfinite(limit)):
-            raise UsageError(f"{limit!r} is no limit", hint="a finite number")
-    if isinstance(consumers, str):
-        raise UsageError("consumers are several names", hint=f"consumers=[{consumers!r}]")
     if report is not None:
         reports.check_path(Path(report))
     demands = Demands(
@@ -311,16 +265,21 @@ def _outcome(
 def _options(
     force: bool, memory: int | None, resume: bool, readback: bool, gpu: int | None = None
 ) -> Options:
-    for name, size in (("max_memory", memory), ("max_gpu_memory", gpu)):
-        if size is not None and not isinstance(size, int):
-            raise UsageError(f"{name} is a number of bytes, not {size!r}")
     return Options(force, DEFAULT if memory is None else memory, resume, readback, gpu)
 
 
 def _asked_for(request: Request | None) -> Request:
-    if request is not None and not isinstance(request, Request):
-        raise UsageError(f"{request!r} is no request", hint="api.Request(scheme='mxfp8')")
-    return request or Request()
+    request = request or Request()
+    if request.nonfinite not in (None, *NON_FINITE):
+        raise UsageError(f"request.nonfinite is error or keep, not {request.nonfinite!r}")
+    if request.scheme == "":
+        raise UsageError("request.scheme is the name of a scheme, or None for nvfp4")
+    return request
+
+
+inspect = checked(inspect_checkpoint)
+choose = checked(choose_schemes)
+importance = checked(measure_importance)
 
 
 __all__ = [

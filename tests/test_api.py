@@ -148,15 +148,31 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     made = api.quantize(source, tmp_path / "q.safetensors").output
     before = sorted(tmp_path.iterdir())
     calls = {
-        "no request": lambda: api.quantize(source, None, {"scheme": "mxfp8"}),
-        "is no request": lambda: api.plan(source, None, "mxfp8"),
+        "request is a Request or None, not dict": lambda: api.quantize(
+            source, None, {"scheme": "mxfp8"}
+        ),
+        "request is a Request or None, not 'mxfp8'": lambda: api.plan(source, None, "mxfp8"),
+        "nonfinite is error or keep, not 'kep'": lambda: api.plan(
+            source, None, api.Request(nonfinite="kep")
+        ),
+        "scheme is the name of a scheme": lambda: api.plan(source, None, api.Request(scheme="")),
         "0 bytes": lambda: api.quantize(source, max_memory=0),
-        "number of bytes, not '2GiB'": lambda: api.dequantize(made, max_memory="2GiB"),
+        "max_memory is an integer or None, not '2GiB'": lambda: api.dequantize(
+            made, max_memory="2GiB"
+        ),
         "max_gpu_memory is": lambda: api.quantize(source, max_gpu_memory="8GiB"),
-        "nan is no limit": lambda: api.verify(made, against=source, fail_under_db=float("nan")),
-        "inf is no limit": lambda: api.verify(made, against=source, max_rel_error=float("inf")),
-        "'20dB' is no limit": lambda: api.verify(made, against=source, fail_under_db="20dB"),
-        "several names": lambda: api.verify(made, consumers="vllm"),
+        "fail_under_db is a finite number, not nan": lambda: api.verify(
+            made, against=source, fail_under_db=float("nan")
+        ),
+        "max_rel_error is a finite number, not inf": lambda: api.verify(
+            made, against=source, max_rel_error=float("inf")
+        ),
+        "fail_under_db is a number or None, not '20dB'": lambda: api.verify(
+            made, against=source, fail_under_db="20dB"
+        ),
+        "consumers is a list or tuple, each a string, not 'vllm'": lambda: api.verify(
+            made, consumers="vllm"
+        ),
         "no device is called": lambda: api.quantize(source, device="tpu"),
         "is the source": lambda: api.quantize(source, source),
     }
@@ -164,3 +180,93 @@ def test_what_makes_no_sense_is_refused(tmp_path):
         with pytest.raises(UsageError, match=words):
             call()
     assert sorted(tmp_path.iterdir()) == before
+
+
+class Strange:
+    """What no parameter takes."""
+
+
+class NamesBytes:
+    def __fspath__(self):
+        return b"folder"
+
+
+class NamesNothing:
+    def __fspath__(self):
+        return None
+
+
+WRONG = (Strange(), Strange, [Strange()], {"a": 1}, ("a", 1), 1 + 1j, torch.ones(1), torch.int8)
+NO_PATHS = (5, True, "", "a\0b", b"folder", "\ud800", [], NamesBytes(), NamesNothing())
+GIVEN = (api.Request, api.Spread, api.Wanted, api.Allowed)
+
+
+def typed_parameters():
+    """Yield the name of a door or value, a parameter or field of it, and its annotation."""
+    for name in api.__all__:
+        if inspect.isfunction(getattr(api, name)):
+            for parameter in inspect.signature(getattr(api, name)).parameters.values():
+                yield name, parameter.name, parameter.annotation
+    for value in GIVEN:
+        for field in dataclasses.fields(value):
+            yield value.__name__, field.name, field.type
+
+
+def call(name, parameter, value):
+    """Call a door with one argument, or the door that takes a value with one field of it."""
+    needed = {"source": "source", "output": "output", "wanted": api.Wanted(bits=5)}
+    if name in api.__all__ and inspect.isfunction(getattr(api, name)):
+        required = inspect.signature(getattr(api, name)).parameters.values()
+        given = {p.name: needed[p.name] for p in required if p.default is p.empty}
+        return getattr(api, name)(**{**given, parameter: value})
+    made = getattr(api, name)(**{parameter: value})
+    if name == "Wanted":
+        return api.choose("source", made)
+    if name == "Allowed":
+        return api.choose("source", api.Wanted(bits=5), made)
+    return api.quantize("source", **{name.lower(): made})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "annotation"),
+    [pytest.param(*t, id=".".join(t[:2])) for t in typed_parameters()],
+)
+def test_an_argument_of_a_wrong_type_is_refused_by_its_name(
+    name, parameter, annotation, tmp_path, monkeypatch
+):
+    """At the door: there is no source, which nobody comes to see."""
+    monkeypatch.chdir(tmp_path)
+    said = f"{name.lower()}.{parameter}" if name in {v.__name__ for v in GIVEN} else parameter
+    wrong = list(WRONG) + ([] if "None" in str(annotation) else [None])
+    if "PathLike" in str(annotation):
+        wrong += NO_PATHS
+    elif annotation is bool:
+        wrong += [0, 1, "yes"]
+    elif "int" in str(annotation) and "str" not in str(annotation):
+        wrong += [True, 1.5, "1"]
+    elif "float" in str(annotation):
+        wrong += [True, "1", float("nan"), float("inf")]
+    elif annotation is str:
+        wrong += [5, b"word", Path("word")]
+    if "Callable" in str(annotation):
+        wrong.remove(Strange)
+    for value in wrong:
+        with pytest.raises(UsageError) as caught:
+            call(name, parameter, value)
+        assert caught.value.message.startswith(f"{said} is "), caught.value.message
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_or_not_there_is_python_s_to_refuse():
+    for wrong in (lambda: api.plan(), lambda: api.plan("a", "b", None, 1), lambda: api.plan(x=1)):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+def test_a_number_of_shards_may_be_a_number(tmp_path):
+    for number in (1, "1"):
+        assert api.Spread(shard_index=0, num_shards=number).share({}) == (
+            api.Spread(shard_index=0, num_shards="1").share({})
+        )
+    with pytest.raises(UsageError):
+        api.Spread(shard_index=0, num_shards=0).share({})

@@ -4,6 +4,7 @@ docstrings say what is taken and raised.
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -15,14 +16,21 @@ import torch
 
 import lowbit_kernels
 from lowbit_kernels import hadamard
+from lowbit_kernels.error import Sums
 from lowbit_kernels.formats import Format
 from lowbitcli import api
+from lowbitcli.containers.container import Finding
+from lowbitcli.plan.nouns import Weight
+from lowbitcli.plan.source import SourceWeight
+from lowbitcli.search.nouns import Chosen
+from lowbitcli.verify.nouns import Check, Figures, Problem, WeightRow
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 SECTIONS = dict(
     re.findall(r"^## [^\n]*: `([\w.]+)`$(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
 )
+PLACES = r"\b(?:[a-z_\d]+\.)+(?=[A-Z])"  # the modules before a class
 OWN_SECTION = ("dequantizers", "fake_quant", "kv_nvfp4")
 IN_TABLES = ("nvfp4", "mx", "fp8", "fp8_block", "integer", "hadamard", "layout", "grouped")
 IN_TABLES += ("amax", "importance", "error")
@@ -131,9 +139,41 @@ def test_every_name_of_the_front_door_is_on_the_page():
             assert inspect.getdoc(value)
         else:
             assert f"`{name}" in section, name
-    for value in (api.Request, api.Spread, api.Wanted, api.Allowed):
-        names = ", ".join(field.name for field in dataclasses.fields(value))
-        assert f"`{value.__name__}({names})`" in section
+
+
+def row(value):
+    """Return the row of a value on the page: its fields with their types, what else it has."""
+    kinds = []
+    for field in dataclasses.fields(value):
+        kind = inspect.formatannotation(field.type).replace("|", "or")
+        given = f" = {field.default!r}" if value in ASKED else ""
+        kinds.append(f"`{field.name}: {re.sub(PLACES, '', kind)}{given}`")
+    properties = (property, functools.cached_property)
+    more = [f"`{n}`" for n, v in vars(value).items() if n[0] != "_" and isinstance(v, properties)]
+    for name, method in vars(value).items():
+        if name[0] != "_" and inspect.isfunction(method):
+            names = [f"{p.name}" for p in inspect.signature(method).parameters.values()]
+            more.append(f"`{name}({', '.join(names[1:])})`")
+    return f"| `{value.__name__}` | {', '.join(kinds)} | {', '.join(more)} |"
+
+
+ASKED = (api.Request, api.Wanted, api.Allowed, api.Spread)  # fields of these have defaults
+VALUES = [v for v in vars(api).values() if getattr(v, "__name__", "") in api.__all__]
+VALUES = [*filter(dataclasses.is_dataclass, VALUES), Weight, SourceWeight, Finding]
+VALUES += [Problem, Check, WeightRow, Figures, Chosen, Sums]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: value.__name__)
+def test_every_field_of_a_value_is_on_the_page(value):
+    assert row(value) in SECTIONS["lowbitcli.api"], row(value)
+    assert inspect.getdoc(value)
+
+
+def test_there_are_values_of_all_kinds():
+    assert {"Request", "Outcome", "Plan", "Verification"} < {v.__name__ for v in VALUES}
+    assert row(Check) == (
+        "| `Check` | `what: str`, `count: int`, `ok: bool or None`, `note: str` |  |"
+    )
 
 
 def test_signatures_of_the_export_to_onnx():

@@ -31,6 +31,8 @@ FLOORS = {
     "lowbitcli.importance": 7,
     "lowbitcli.doctor": 7,
     "lowbitcli.report": 8,
+    "lowbitcli.api_arguments": 8,
+    "lowbitcli.api_outcome": 8,
     "lowbitcli.console": 9,
     "lowbitcli.api": 9,
     "lowbitcli.onnx_export": 9,

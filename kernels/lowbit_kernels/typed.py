@@ -86,12 +86,14 @@ def kind_of(annotation: Any, meta: bool) -> Kind:
         )
     if origin is os.PathLike:
         return "a path", lambda x: isinstance(x, os.PathLike)
+    if origin is Callable:
+        return "a function", callable
     if annotation is inspect.Parameter.empty:  # self, or cls
         return "", lambda x: True
     if annotation in NUMBERS:
         plain = NUMBERS[annotation]
         return WORDS[annotation], lambda x: isinstance(x, plain) and not isinstance(x, bool)
-    words = WORDS.get(annotation, f"a {annotation.__module__.split('.')[0]}.{annotation.__name__}")
+    words = WORDS.get(annotation, f"a {annotation.__name__}")
     return words, lambda x: isinstance(x, annotation)
 
 

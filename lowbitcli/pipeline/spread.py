@@ -32,11 +32,12 @@ class Spread:
     devices: str | None = None
     cluster: str | None = None
     shard_index: int | None = None
-    num_shards: str | None = None
+    num_shards: int | str | None = None
 
     def share(self, environment: Mapping[str, str] = os.environ) -> Share | None:
         """Return the share that this run does, None where it does all."""
-        return share_of(self.shard_index, self.num_shards, environment)
+        number = None if self.num_shards is None else str(self.num_shards)
+        return share_of(self.shard_index, number, environment)
 
     @contextmanager
     def opened(self, device: str) -> Iterator[tuple[torch.device, Engine | None]]:
