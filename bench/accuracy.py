@@ -42,6 +42,8 @@ ROWS = {  # name -> (scheme, rule, importance: "", random, text)
     "nvfp4-mse-text": ("nvfp4", "mse", "text"),
     "mixed-4.5bit": ("mixed-4.5bit", "", ""),
     "mixed-4.5bit-random": ("mixed-4.5bit", "", "random"),
+    "nvfp4-qkv-fp8": ("nvfp4-qkv-fp8", "", ""),
+    "nvfp4-qkv-fp8-random": ("nvfp4-qkv-fp8", "", "random"),
 }
 
 

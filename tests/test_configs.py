@@ -17,7 +17,7 @@ SHIPPED = {
     "mxfp8": ("mxfp8", "dynamic"),
     "nvfp4": ("nvfp4", "none"),
 }
-MIXED = {"mixed-4.5bit": ["fp8_channel", "nvfp4"]}
+MIXED = {name: ["fp8_channel", "nvfp4"] for name in ("mixed-4.5bit", "nvfp4-qkv-fp8")}
 
 Q = "quantized"
 

@@ -8,7 +8,14 @@ from tests.checkpoints import LAYER, single, weight
 
 @pytest.mark.parametrize(
     ("recipe", "said"),
-    [("nvfp4-best", 1), ("mxfp4-best", 1), ("mixed-4.5bit", 1), ("nvfp4", 0), ("mxfp8", 0)],
+    [
+        ("nvfp4-best", 1),
+        ("mxfp4-best", 1),
+        ("mixed-4.5bit", 1),
+        ("nvfp4-qkv-fp8", 1),
+        ("nvfp4", 0),
+        ("mxfp8", 0),
+    ],
 )
 def test_a_search_of_weights_alone(tmp_path, recipe, said):
     source = single(tmp_path / "m", {f"{LAYER}mlp.down_proj.weight": weight(64, 128)})

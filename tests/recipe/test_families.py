@@ -15,7 +15,7 @@ from lowbitcli.recipe import Matcher, load, names
 from tests import families
 
 KEPT = json.loads((Path(__file__).parents[1] / "golden" / "kept.json").read_text())
-UNIFORM = sorted({one.name for one in names()} - {"mixed-4.5bit"})
+UNIFORM = sorted({one.name for one in names()} - {"mixed-4.5bit", "nvfp4-qkv-fp8"})
 LLMS = [one for one in families.FAMILIES if families.document(one)["config"] is not None
         and "architectures" in families.document(one)["config"]]  # fmt: skip
 BITS = {"nvfp4": 4.5, "mxfp4": 4.25, "mxfp8": 8.25, "fp8": 8, "int8": 8}
@@ -75,7 +75,7 @@ def refused(source, recipe, tmp_path, consumer):
 
 @pytest.mark.parametrize("family", LLMS)
 def test_vllm_loads_what_the_recipes_write(folder, family, tmp_path):
-    for recipe in ("nvfp4-best", "fp8-block", "mxfp8", "mixed-4.5bit"):
+    for recipe in ("nvfp4-best", "fp8-block", "mxfp8", "mixed-4.5bit", "nvfp4-qkv-fp8"):
         why = refused(folder[family], recipe, tmp_path, "vllm")
         if (family, recipe) == ("gpt-oss", "fp8-block"):
             assert "2880 rows are no multiple of 128" in why
@@ -164,8 +164,8 @@ QKV = {
 
 
 @pytest.mark.parametrize("family", LLMS)
-def test_the_mixed_recipe_is_for_queries_keys_and_values(folder, family):
-    plan = plan_quantize(folder[family], None, Request(recipe="mixed-4.5bit"))
+def test_a_mixed_recipe_is_for_queries_keys_and_values(folder, family):
+    plan = plan_quantize(folder[family], None, Request(recipe="nvfp4-qkv-fp8"))
     found = becomes(plan)
     eight = found.pop("fp8_channel")
     assert sorted([*eight, *found.pop("nvfp4")]) == sorted(KEPT[family]["quantized"])
@@ -175,6 +175,31 @@ def test_the_mixed_recipe_is_for_queries_keys_and_values(folder, family):
         assert modules == set(QKV[family])
 
 
+@pytest.mark.parametrize("family", LLMS)
+def test_the_other_takes_the_same_in_every_tenth_layer(family):
+    every, tenth = Matcher(load("nvfp4-qkv-fp8")), Matcher(load("mixed-4.5bit"))
+    chosen = 0
+    for name in families.tensors(family):
+        for number in (0, 8, 9, 10, 19, 90, 99):
+            deep = re.sub(r"(\blayers?\.)\d+", rf"\g<1>{number}", name)
+            rule, other = every.decide(deep).rule, tenth.decide(deep).rule
+            is_eight = rule is not None and rule.scheme == "fp8_channel" and number % 10 == 9
+            chosen += is_eight
+            scheme = None if rule is None else "fp8_channel" if is_eight else "nvfp4"
+            assert scheme == (other.scheme if other is not None else None), deep
+    assert chosen >= 3
+
+
+def bits_of(plan, experts=4):
+    """Return bits for each weight where there are so many experts, of whom four are planned."""
+    total = size = 0
+    for weight in plan.quantized:
+        times = experts // 4 if ".experts." in weight.name else 1
+        total += times * weight.numel
+        size += times * weight.bytes_out
+    return 8 * size / total
+
+
 # family -> experts of the released model, and bits of its weights
 BITS_OF = {"qwen3-moe": (128, 4.56), "qwen3-next": (512, 4.54), "deepseek-v3": (256, 4.54),
            "mixtral": (8, 4.56), "gpt-oss": (128, 4.52)}  # fmt: skip
@@ -182,12 +207,28 @@ DENSE = {"llama": 4.90, "qwen3": 4.96, "qwen2": 4.75, "mistral": 4.90, "gemma2":
 
 
 @pytest.mark.parametrize("family", [*BITS_OF, *DENSE])
-def test_how_many_bits_the_mixed_recipe_takes(folder, family):
-    plan = plan_quantize(folder[family], None, Request(recipe="mixed-4.5bit"))
+def test_how_many_bits_queries_keys_and_values_take(folder, family):
+    plan = plan_quantize(folder[family], None, Request(recipe="nvfp4-qkv-fp8"))
     experts, bits = BITS_OF.get(family, (4, DENSE.get(family)))
-    total = size = 0
-    for weight in plan.quantized:
-        times = experts // 4 if ".experts." in weight.name else 1
-        total += times * weight.numel
-        size += times * weight.bytes_out
-    assert 8 * size / total == pytest.approx(bits, abs=0.05)
+    assert bits_of(plan, experts) == pytest.approx(bits, abs=0.05)
+
+
+# family -> layers of a released model, and bits of its weights with q/k/v of every tenth in FP8
+DEEP = {"llama": (32, 4.538), "qwen3": (36, 4.538), "qwen2": (28, 4.518), "mistral": (32, 4.538),
+        "gemma2": (42, 4.549), "gemma3-text": (26, 4.518), "phi2": (32, 4.582),
+        "phi3": (32, 4.582), "mixtral": (32, 4.506), "gpt-oss": (24, 4.501)}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", DEEP)
+def test_the_recipe_of_four_and_a_half_bits_has_about_as_many(tmp_path, family):
+    layers, bits = DEEP[family]
+    shapes = families.tensors(family)
+    for name in tuple(shapes):
+        if ".layers.1." in name:
+            copies = range(2, layers)
+            shapes |= {name.replace(".1.", f".{n}.", 1): shapes[name] for n in copies}
+    source = families.make(tmp_path / family, family, shapes)
+    plan = plan_quantize(source, None, Request(recipe="mixed-4.5bit"))
+    found = bits_of(plan, BITS_OF.get(family, (4,))[0])
+    assert 4.4 < found < 4.6
+    assert found == pytest.approx(bits, abs=0.002)
