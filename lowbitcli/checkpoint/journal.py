@@ -19,11 +19,12 @@ from typing import Any
 
 import xxhash
 
-from lowbitcli.checkpoint.atomic import os_errors, output_error
+from lowbitcli.checkpoint.atomic import journals, os_errors, output_error
 
 FORMAT = 1
 _MOST = 4 << 30  # a journal longer than this is not ours
 _DIGITS = 16
+_LONGEST = 64 << 20  # of a first line, which holds what was asked
 _NONE_OF_OURS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
 
 
@@ -120,6 +121,25 @@ def read(path: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]]] | None:
     return plan, asked if isinstance(asked, dict) else {}, lines[1:]
 
 
+def is_for(target: Path, plan: str) -> bool:
+    """Is what is written beside `target` written for this plan, as its journals say?"""
+    for path in journals(target):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(fd, "rb") as file:
+                digits, _, text = file.readline(_LONGEST).rstrip(b"\n").partition(b" ")
+            said = json.loads(text) if digits == _digits(text) else None
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(said, dict) and _plan_in(said) == plan:
+            return True
+    return False
+
+
+def _digits(text: bytes) -> bytes:
+    return xxhash.xxh3_64(text).hexdigest().encode()
+
+
 def _plan_in(line: dict[str, Any]) -> str | None:
     plan = line.get("plan")
     return plan if line.get("format") == FORMAT and isinstance(plan, str) else None
@@ -127,7 +147,7 @@ def _plan_in(line: dict[str, Any]) -> str | None:
 
 def _line(proof: dict[str, Any]) -> bytes:
     text = json.dumps(proof, separators=(",", ":")).encode()
-    return f"{xxhash.xxh3_64(text).hexdigest()} ".encode() + text + b"\n"
+    return _digits(text) + b" " + text + b"\n"
 
 
 def _read(fd: int) -> tuple[list[dict[str, Any]], int]:
@@ -137,7 +157,7 @@ def _read(fd: int) -> tuple[list[dict[str, Any]], int]:
         file.seek(0)
         for raw in file:
             digits, _, text = raw.rstrip(b"\n").partition(b" ")
-            if not raw.endswith(b"\n") or digits != xxhash.xxh3_64(text).hexdigest().encode():
+            if not raw.endswith(b"\n") or digits != _digits(text):
                 break
             try:
                 proof = json.loads(text)

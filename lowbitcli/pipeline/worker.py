@@ -9,17 +9,19 @@ known of a finished job goes to `Told`. Jobs are asked for as they are needed, s
 them out decides how long one worker is busy. Lock, journal and publishing are not its business.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from lowbitcli.checkpoint import journal
 from lowbitcli.checkpoint.files import AttachedFiles
 from lowbitcli.checkpoint.reader import Checkpoint
-from lowbitcli.errors import CheckpointError, DeviceError
+from lowbitcli.errors import CheckpointError, DeviceError, OutputError
 from lowbitcli.pipeline import memory, together
 from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.crew import Crew, Step
@@ -165,7 +167,10 @@ def _step(pieces: Iterable[Piece], of: Sequence[Work], last: bool = True) -> Ste
 @dataclass(frozen=True)
 class Brief:
     """What a worker in another process must know: what was asked for, which plan that makes, where
-    its output is being written, and the memory that a process may take."""
+    its output is being written, and the memory that a process may take.
+
+    `run` tells runs of one plan apart: what is open of an earlier one may be files that are gone.
+    """
 
     asked: Asked
     digest: str
@@ -173,6 +178,7 @@ class Brief:
     staging: Path
     max_memory: int
     max_gpu_memory: int | None = None
+    run: str = field(default_factory=lambda: os.urandom(8).hex())
 
     @contextmanager
     def worker(self, device: str, crowd: int = 1) -> Iterator[tuple[Worker, AttachedFiles]]:
@@ -180,7 +186,7 @@ class Brief:
 
         Raises:
             CheckpointError: the source is not the one that was planned for.
-            OutputError: the files are not there.
+            OutputError: the files are not there, or those of another plan.
         """
         where = device_of(device)
         with ExitStack() as held:
@@ -198,4 +204,9 @@ class Brief:
             files = AttachedFiles(self.target, self.staging, directory=plan.directory)
             held.enter_context(files)
             crew = held.enter_context(Crew(budget.threads, where))
-            yield Worker(plan, checkpoint, Writer(plan, files), crew, budget), files
+            writer = Writer(plan, files)
+            # Where the run is dead and this is late, these may be the files of another by now; a
+            # run has a journal before it has files.
+            if not journal.is_for(self.target, self.digest):
+                raise OutputError(f"{safe(str(self.target))}: another run's by now")
+            yield Worker(plan, checkpoint, writer, crew, budget), files

@@ -74,7 +74,7 @@ def kill(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Counter:
+class Counter:
     """Counts calls and lets the fault happen at those that are asked for."""
 
     def __init__(self, root: Path, at: Callable[[int], bool], fault: Callable[..., object]) -> None:
@@ -124,7 +124,7 @@ class _Counter:
 _report = ""
 
 
-def _told(counter: _Counter) -> None:
+def _told(counter: Counter) -> None:
     with open(_report, "w") as file:
         json.dump([counter.calls, counter.fired], file)
 
@@ -166,7 +166,7 @@ def _child(folder, root, arguments, at, fault, journal_each) -> int:
     if journal_each:
         proof.SYNC_BYTES = 1
     when = at if callable(at) else lambda n: n == at
-    counter = _Counter(root, when, fault)
+    counter = Counter(root, when, fault)
     for name in CALLS:
         counter.wrap(name)
     counter.wrap_rename()

@@ -1,0 +1,289 @@
+"""F1, F2, F3, F4, F6 where processes do the jobs (`--devices`): faults of the run, which has the
+lock, the journal and the end, and of a process, which writes.
+
+Processes are forked here, from a run that is a fork itself; `FAULTS=all` also kills runs whose
+processes are begun as they are outside of tests.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import mmap
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from lowbitcli import api
+from lowbitcli.errors import OutputError
+from lowbitcli.pipeline import cluster, processes, shares
+from tests.faults.commands import COMMANDS, content, models_in, names_in
+from tests.faults.shim import LONG, fail, kill, run
+from tests.faults.spread import spread
+
+DEVICES = "cpu,cpu"
+RUNS = COMMANDS if LONG else COMMANDS[:1]
+CALLS = range(1, 9) if LONG else (2, 5)  # of a process, which are hit
+TIMES = 24 if LONG else 0  # real processes
+
+
+def words_of(command, models, place, *more):
+    words, where = command.words(models, place, *more)
+    at = words.index("--device")
+    words[at : at + 2] = "--devices", DEVICES
+    return words, where
+
+
+def forking():
+    """Let processes be forked, and each job be given to one by itself."""
+    forked = multiprocessing.get_context("fork")
+    processes.multiprocessing = SimpleNamespace(get_context=lambda _: forked)
+    processes.resource_tracker = SimpleNamespace(ensure_running=lambda: None)
+    shares.BUNDLE_BYTES = 1
+
+
+class AtWork:
+    """A fault at the n-th call of the first process that comes to it, or of each."""
+
+    def __init__(self, number, fault, *, once=True):
+        self.number, self.fault, self.once = number, fault, once
+        self.shared = mmap.mmap(-1, 8)  # how often it happened, in any process
+        self.run = self.before = 0
+
+    def prepare(self):
+        forking()
+        self.run = os.getpid()
+
+    def at(self, count):
+        """Is this the call? Counts go on where the run's were when the process was begun."""
+        if os.getpid() == self.run:
+            self.before = count
+            return False
+        if count - self.before != self.number or (self.once and self.shared[0]):
+            return False
+        self.shared[0] += 1
+        return True
+
+    def happens(self, *args):
+        return self.fault(*args)
+
+    @property
+    def fired(self):
+        return self.shared[0]
+
+
+def gone(place, where):
+    """Wait until nobody holds the lock that processes inherit where they are forked."""
+    path = place / f".{where.name}.lock"
+    until = time.monotonic() + 30
+    while path.exists() and time.monotonic() < until:
+        with open(path) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.005)
+
+
+def settled(command, models, place, whole, said):
+    """The same command ends well: with the bytes of one process, and nothing beside them."""
+    words, where = words_of(command, models, place)
+    gone(place, where)
+    assert content(where) in (None, whole.content), said
+    again = run(place, words, prepare=forking)
+    assert again.code == 0, (said, again.err)
+    assert content(where) == whole.content, said
+    assert names_in(place) == [where.name], said
+    return json.loads(again.out)["resumed"]
+
+
+def calls_of(command, models, tmp_path):
+    folder = tmp_path / "counted"
+    folder.mkdir(exist_ok=True)
+    words, _ = words_of(command, models, folder)
+    done = run(folder, words, prepare=forking)
+    assert done.code == 0 and done.calls > 15, done.err
+    return done.calls
+
+
+FAULTS = {
+    "ENOSPC": fail(errno.ENOSPC),
+    "EIO": fail(errno.EIO),
+    "kill": kill,
+    "SIGINT": lambda *_: os.kill(os.getpid(), signal.SIGINT),
+    "SIGTERM": lambda *_: os.kill(os.getpid(), signal.SIGTERM),
+}
+ENDS = {"ENOSPC": (0, 5), "EIO": (0, 5), "kill": (-9,), "SIGINT": (0, 130), "SIGTERM": (0, 143)}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize("command", RUNS, ids=str)
+def test_f1_f2_f4_f6_a_fault_of_the_run(command, how, models, tmp_path, expected):
+    whole = expected(command)
+    calls = calls_of(command, models, tmp_path)
+
+    def case(n, place):
+        words, where = words_of(command, models, place)
+        done = run(place, words, n, FAULTS[how], prepare=forking)
+        assert done.fired == 1 and done.code in ENDS[how], (n, done.code, done.err)
+        assert "Traceback" not in done.err, (n, done.err)
+        if done.code == 5:
+            first = done.err.splitlines()[0]
+            assert os.strerror(getattr(errno, how)) in first and str(place) in first, first
+        if done.code > 5:
+            assert "hint: run again to continue (" in done.err, (n, done.err)
+        if done.code:
+            assert models_in(place) in ([], [where.name]), n
+        return done.code, settled(command, models, place, whole, (how, n))
+
+    first = 2 + 3 * list(FAULTS).index(how)
+    which = range(1, calls + 1) if LONG else range(first, calls, calls // 2)
+    results = spread(case, which, tmp_path)
+    failed = sum(code != 0 for code, _ in results)
+    resumed = sum(n > 0 for _, n in results)
+    print(f"F1 F2 F4 F6 --devices {command}, {how}: {failed} of {len(results)} ended, {resumed} on")
+    assert failed > len(results) // 3
+
+
+def short(*args):
+    """Cut a write; what else is hit happens as it is."""
+    if len(args) == 3 and isinstance(args[1], memoryview):
+        return args[0], args[1][: max(1, len(args[1]) // 2)], args[2]
+    return None
+
+
+AT_WORK = {
+    "ENOSPC": (fail(errno.ENOSPC), True, 5),
+    "EIO": (fail(errno.EIO), True, 5),
+    "short": (short, False, 0),
+    "kill": (kill, True, 0),
+    "kill each": (kill, False, 7),
+}
+
+
+@pytest.mark.parametrize("how", AT_WORK)
+@pytest.mark.parametrize("command", RUNS, ids=str)
+def test_f1_f2_f3_f4_a_fault_of_a_process(command, how, models, tmp_path, expected):
+    whole = expected(command)
+    fault, once, end = AT_WORK[how]
+
+    def case(n, place):
+        words, where = words_of(command, models, place)
+        hit = AtWork(n, fault, once=once)
+        done = run(place, words, hit.at, hit.happens, prepare=hit.prepare)
+        # A process may have come to its end before.
+        assert done.code in ((end,) if hit.fired else (0,)), (n, done.code, done.err)
+        if how == "kill each" and hit.fired:
+            assert "died" in done.err and "run again to continue" in done.err, done.err
+        if done.code:
+            assert done.err.startswith("error: ") and models_in(place) == [], (n, done.err)
+        else:
+            assert content(where) == whole.content and names_in(place) == [where.name], n
+            return hit.fired
+        settled(command, models, place, whole, (how, n))
+        return hit.fired
+
+    fired = spread(case, CALLS, tmp_path)
+    print(f"F1 F2 F3 F4 --devices {command}, {how} in a process: {sum(fired)} times")
+    assert sum(n > 0 for n in fired) > len(fired) // 2
+
+
+class Tasks:
+    """Stands for a cluster: does its tasks in this process, one after the other."""
+
+    device = "cpu"
+
+    def __init__(self):
+        self.briefs = []
+
+    def do(self, plan, brief, jobs, told, is_stopped):
+        self.briefs.append(brief)
+        for number in jobs:
+            found = cluster.do(brief, [number], "cpu", 1)
+            if isinstance(found, Exception):
+                raise found
+            assert not isinstance(found, str), found
+            told.done(found[0][0])
+        return True, []
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    found = Tasks()
+    monkeypatch.setattr(cluster, "connected", lambda *_: contextlib.nullcontext(found))
+    yield found
+    cluster._kept.close()
+
+
+def test_a_process_of_a_cluster_writes_to_no_files_of_an_earlier_run(models, tmp_path, tasks):
+    """It keeps what it has open from task to task; the same run again has files of its own."""
+    where = tmp_path / "out"
+    for _ in range(2):
+        api.quantize(models.source, where, spread=api.Spread(cluster="local"))
+        first = content(where)
+        shutil.rmtree(where)
+    assert first == content(models.quantized)
+
+
+def test_a_task_that_is_late_does_not_write_to_another_runs_files(models, tmp_path, tasks):
+    where = tmp_path / "out"
+    api.quantize(models.source, where, spread=api.Spread(cluster="local"))
+    brief = tasks.briefs[0]
+    shutil.rmtree(where)
+    cluster._kept.close()
+    seen = []
+
+    def progress(done, total, name):
+        if name and not seen:  # its files are there, and a job of it is done
+            seen.append(cluster.do(brief, [0], "cpu", 1))
+
+    recipe = tmp_path / "r.yaml"  # which makes files of the same names and sizes
+    recipe.write_text('rules: [{match: "*", scheme: nvfp4, scale: mse}]')
+    request = api.Request(recipe=recipe)
+    api.quantize(models.source, where, request, device="cpu", progress=progress)
+    assert isinstance(seen[0], OutputError) and "another run's by now" in seen[0].message
+
+
+def _begin(words):
+    line = "from tests.faults.test_killed import slow; slow(); from lowbitcli.cli import main; main"
+    return subprocess.Popen(
+        [sys.executable, "-c", line + "()", *(str(word) for word in words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(not TIMES, reason="with FAULTS=all: processes of their own take seconds")
+def test_f5_f6_real_processes(models, tmp_path, expected):
+    def case(number, place):
+        command = COMMANDS[number % len(COMMANDS)]
+        whole = expected(command)
+        words, where = words_of(command, models, place)
+        process = _begin(words)
+        until = time.monotonic() + 60
+        while not names_in(place) and time.monotonic() < until:
+            time.sleep(0.005)
+        time.sleep(random.Random(number).uniform(0, 6))
+        ends = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}
+        sent = list(ends)[number % 3]
+        process.send_signal(sent)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode in (0, ends[sent]), (number, process.returncode, said)
+        assert "Traceback" not in said
+        writing = f".{where.name}.partial" in names_in(place)
+        settled(command, models, place, whole, number)
+        return process.returncode != 0, writing
+
+    results = spread(case, range(TIMES), tmp_path)
+    ended, writing = (sum(column) for column in zip(*results, strict=True))
+    print(f"F5 F6 --devices: {ended} of {TIMES} real runs ended, {writing} while writing")
+    assert writing > TIMES // 2
