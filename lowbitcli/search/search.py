@@ -65,6 +65,7 @@ def choose(
             raise UsageError("--importance is for models of tokens, and this is a pipeline")
         known = paper(checkpoint, some, wanted.container, by, need_all=bool(wanted.schemes))
         some = tuple(one for one in some if one.name not in known.left_out)
+        _refuse_too_few(known, wanted)
         quantizing = [one.name for one in some if not one.keeps]
         plans = {name: known.plans[name] for name in quantizing}
         jobs = {name: known.jobs(name) for name in quantizing}
@@ -131,7 +132,7 @@ def _chosen(checkpoint: Checkpoint, known: Paper, found: Found) -> Chosen:
         budget = int((wanted.bits or 0.0) * found.elements / 8)
         solution = solve(items(found.scores), budget)
         if solution is None:
-            raise _too_few(found, known.rest)
+            raise _too_few(wanted, found.elements, found.curve[0].cost, known.rest)
         return _said(checkpoint, known, found, solution)
     rest, best = known.rest, None
     for _ in range(_TRIES):
@@ -148,20 +149,31 @@ def _chosen(checkpoint: Checkpoint, known: Paper, found: Found) -> Chosen:
             break
         rest = over
     if best is None:
-        raise _too_few(found, rest)
+        raise _too_few(wanted, found.elements, found.curve[0].cost, rest)
     return best
 
 
-def _too_few(found: Found, rest: int) -> UsageError:
+def _refuse_too_few(known: Paper, wanted: Wanted) -> None:
+    """Refuse a budget that no choice is within, before a weight is read; what the floor rules out
+    is not known yet."""
+    if wanted.bits is None and wanted.size is None:
+        return
+    elements = sum(unit.elements for unit in known.units)
+    least = sum(min(unit.costs.values()) for unit in known.units)
+    budget = wanted.size or int((wanted.bits or 0.0) * elements / 8)
+    if budget < least:
+        raise _too_few(replace(wanted, floor_db=None), elements, least, known.rest)
+
+
+def _too_few(wanted: Wanted, elements: int, least: int, rest: int) -> UsageError:
     """Return the error for a budget below the least."""
-    least = found.curve[0].cost
-    bits = -(-80000 * least // found.elements) / 10000  # rounded up
-    floor = "" if found.wanted.floor_db is None else f" with {found.wanted.floor_db:g} dB or more"
-    if found.wanted.size is None:
-        message = f"{found.wanted.bits:g} bits are too few: the least is {bits:.4f}{floor}"
+    bits = -(-80000 * least // elements) / 10000  # rounded up
+    floor = "" if wanted.floor_db is None else f" with {wanted.floor_db:g} dB or more"
+    if wanted.size is None:
+        message = f"{wanted.bits:g} bits are too few: the least is {bits:.4f}{floor}"
         hint = f"--bits {bits:.4f}"
     else:
-        message = f"{found.wanted.size} bytes are too few: the least is {least + rest}{floor}"
+        message = f"{wanted.size} bytes are too few: the least is {least + rest}{floor}"
         hint = f"--size {least + rest}"
     return UsageError(message, hint=f"{hint}, or --schemes with fewer bits")
 

@@ -105,11 +105,21 @@ def test_a_budget_below_the_least_is_told_with_the_least(tmp_path):
     least = float(told.value.message.split()[-1])
     assert f"--bits {least}" in told.value.hint
     assert set(choose(source, bits=least).chosen.names) == {"nvfp4"}
+    with pytest.raises(UsageError, match=r"the least is \d\.\d+ with 21 dB or more"):
+        choose(source, bits=least, floor_db=21)
     with pytest.raises(UsageError, match="bytes are too few: the least is") as told:
         choose(source, size=1000)
     size = int(told.value.message.split()[-1])
     assert choose(source, size=size).chosen.bytes_out <= size
     assert not (tmp_path / "r.yaml").exists()
+
+
+def test_a_budget_below_the_least_is_refused_before_a_weight_is_read(tmp_path, monkeypatch):
+    source = models.dense(tmp_path / "m", layers=1)
+    monkeypatch.setattr(bundle.Rows, "parts", None)
+    for wanted in ({"bits": 4.2}, {"size": 1000}, {"bits": 4.2, "floor_db": 30}):
+        with pytest.raises(UsageError, match=r"too few: the least is [\d.]+$"):
+            choose(source, **wanted)
 
 
 def test_more_than_all_takes_nothing_away(tmp_path):
