@@ -20,7 +20,7 @@ from lowbitcli.plan.split import aligned
 from lowbitcli.verify import compare, nearness, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of, raw_fp8_of
 from lowbitcli.verify.bound import half_gap
-from lowbitcli.verify.hands import Map, hands
+from lowbitcli.verify.hands import Map, hands, undivided
 from lowbitcli.verify.inputs import inputs
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.limits import Demands, limited
@@ -87,7 +87,8 @@ def verify(
         theirs = widened_like(aligned(theirs, ours.weights), ours)
         ours = widened_like(ours, theirs)
     run = _Run(target, ours, source, theirs, device, widening, demands, progress)
-    return run.verify()
+    with undivided(device):
+        return run.verify()
 
 
 def unreadable(

@@ -70,7 +70,7 @@ def _of_weight(
 ) -> Iterator[Problem]:
     for name, message in (
         *_padding(checkpoint, weight),
-        *_scale_order(checkpoint, weight),
+        *_scale_order(checkpoint, weight, device),
         *_codes(checkpoint, weight, device),
     ):
         part = weight.reads[name]
@@ -147,21 +147,26 @@ def _is_fp8(packed: Tensor) -> bool:
     return apart > APART and float(min(low.max(), high.max())) < EVEN
 
 
-def _scale_order(checkpoint: Checkpoint, weight: SourceWeight) -> Iterator[tuple[str, str]]:
+def _scale_order(
+    checkpoint: Checkpoint, weight: SourceWeight, device: torch.device
+) -> Iterator[tuple[str, str]]:
     scheme, part = weight.scheme, weight.reads[SCALE]
     if scheme is None or not orders.is_ordered(part) or part.stored is None:
         return
     rows, cols = scheme.specs(weight.shape)[SCALE].shape[-2:]
-    stored = tensor_of(checkpoint.read(part.spec.name), part.spec)
+    stored = tensor_of(checkpoint.read(part.spec.name), part.spec).to(device)
     other = orders.scales_otherwise(stored, part, rows, cols)
     if other is None or rows * cols < 8 * BLOCKS:
         return
-    declared = part.stored.layout.decode(stored)
-    if _zeros(other[1]) > _zeros(declared):
-        return  # what pads the tiles would be scales
     is_exponent = scheme.scale is E8M0
-    here, there = (_told(one, is_exponent) for one in (declared, other[1]))
-    if there > TELLS and there > max(here, 0.0) + TELLS:
+    there = _told(other[1], is_exponent)
+    if there <= TELLS:
+        return
+    declared = part.stored.layout.decode(stored)
+    if stored.numel() > rows * cols and _zeros(other[1]) > _zeros(declared):
+        return  # what pads the tiles would be scales
+    here = _told(declared, is_exponent)
+    if there > max(here, 0.0) + TELLS:
         yield (
             SCALE,
             f"its scales look {other[0]}, which this container's are not: rows and columns tell "
@@ -177,7 +182,8 @@ def _told(scale: Tensor, is_exponent: bool) -> float:
     """Return how much of the variance of the logarithms rows and columns tell, for what noise
     would."""
     rows, cols = scale.shape
-    values = torch.index_select(_logarithms(is_exponent), 0, _bytes(scale).flatten().int())
+    table = _logarithms(is_exponent).to(scale.device)
+    values = torch.index_select(table, 0, _bytes(scale).flatten().int())
     values = values.view(rows, cols).sub_(values.mean())
     free = rows * cols - rows - cols + 1
     square = float(values.square().sum())

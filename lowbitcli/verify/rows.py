@@ -15,6 +15,7 @@ from lowbitcli.errors import CheckpointError
 from lowbitcli.pipeline.arithmetic import ops_of
 from lowbitcli.pipeline.read import (
     block_of,
+    buffer,
     by_value,
     canonical,
     columns_of,
@@ -25,7 +26,7 @@ from lowbitcli.pipeline.read import (
 from lowbitcli.pipeline.slices import is_streamed, is_turned, rows_high, step_of
 from lowbitcli.plan.nouns import Part
 from lowbitcli.plan.source import SourceWeight
-from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, TensorSpec
+from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, Shape, TensorSpec
 
 CHUNK = 1 << 20  # elements that are looked at together: a few MB in fp32
 LAUNCH = 1 << 23  # on a GPU, where each step of a look is a kernel of its own: 0.5 GB
@@ -132,9 +133,7 @@ class Rows:
             return self._load(part._replace(view=None))[part.view.matrix]
         start, stop = part.span
         rows = -(-self.weight.shape[-2] // (rows_high(self.weight.scheme, name) or 1))
-        raw = self._read(part.spec.name, start, stop)
-        spec = TensorSpec("", part.spec.dtype, (rows * step_of(part), part.spec.shape[-1]))
-        return by_value(picked(tensor_of(raw, spec).to(self._device), part), part)
+        return self._some(part, start, stop, (rows * step_of(part), part.spec.shape[-1]))
 
     @cached_property
     def _whole_data(self) -> Tensor:
@@ -152,10 +151,8 @@ class Rows:
         step = part.nbytes // max(1, math.prod(self.weight.shape[:-1]) * times)
         first = matrix * self.weight.shape[-2]
         begin, end = ((first + row) * times * step + part.begin for row in (start, stop))
-        raw = self._read(part.spec.name, begin, end)
         cols = step // TensorSpec("", part.spec.dtype, (1,)).nbytes
-        spec = TensorSpec(part.spec.name, part.spec.dtype, ((stop - start) * times, cols))
-        return by_value(picked(tensor_of(raw, spec).to(self._device), part), part)
+        return self._some(part, begin, end, ((stop - start) * times, cols))
 
     def _block(self, matrix: int) -> Tensor:
         """Return a matrix that lies transposed, as it lies; the last one is kept."""
@@ -169,13 +166,19 @@ class Rows:
                     raise
             return self._held[1]
 
-    def _read(self, name: str, start: int, stop: int) -> bytearray:
+    def _some(self, part: Part, start: int, stop: int, shape: Shape) -> Tensor:
+        """Return bytes of a part as numbers `[rows, cols]`, layout as stored; on their way to a GPU
+        they are in pinned memory, which takes the CPU no copy of its own."""
+        memory = buffer(stop - start, self._device)
         try:
-            return self._checkpoint.read(name, start, stop)
+            self._checkpoint.read_into(part.spec.name, memory.numpy().data, start)
         except CheckpointError as error:
             if self._tested:
                 raise UnreadableError(error.message) from error
             raise
+        spec = TensorSpec(part.spec.name, part.spec.dtype, shape)
+        found = tensor_of(memory, spec).to(self._device, non_blocking=True)
+        return by_value(picked(found, part), part)
 
     def _load(self, part: Part) -> Tensor:
         try:

@@ -16,6 +16,7 @@ from lowbitcli.recipe import Recipe
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE, safe
 from lowbitcli.verify.bound import codes_of, values_of
 from lowbitcli.verify.nouns import FAIL, WARN, Problem, Step
+from lowbitcli.verify.numbers import ends
 from lowbitcli.verify.rows import Rows, UnreadableError
 
 
@@ -48,10 +49,13 @@ def _scale(
 ) -> list[Problem]:
     if weight.scheme is None:
         raise ValueError("only a quantized weight has scales")
-    stored = by_value(tensor_of(checkpoint.read(part.spec.name), part.spec), part)
+    stored = by_value(tensor_of(checkpoint.read(part.spec.name), part.spec).to(device), part)
     if part.stored is not None and part.stored.layout != RECIPROCAL1:
         stored = part.stored.layout.decode(stored)  # what pads it is no scale
     wanted = weight.scheme.scale if name == SCALE else weight.scheme.global_scale or F32
+    is_reciprocal = part.stored is not None and part.stored.layout == RECIPROCAL1
+    if ends(stored) is not None and not is_reciprocal:
+        return []
     if wanted is E8M0 or wanted is E4M3:
         bad, zero = _bytes(wanted, stored)
         problems = _told(part, stored, bad, f"{wanted.name} scales are NaN or negative")
@@ -61,7 +65,7 @@ def _scale(
     numbers = stored.float()
     bad = ~(torch.isfinite(numbers) & (numbers > 0))
     problems = _told(part, numbers, bad, "scales are not above zero")
-    if not problems and part.stored is not None and part.stored.layout == RECIPROCAL1:
+    if not problems and is_reciprocal:
         beyond = ~torch.isfinite(numbers.reciprocal())
         problems = _told(part, numbers, beyond, "scales are stored as a reciprocal that is Inf")
     return problems

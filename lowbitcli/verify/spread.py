@@ -33,6 +33,7 @@ from lowbit_kernels.formats import E8M0
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import SCALE
 from lowbitcli.verify.nouns import WorstBlock
+from lowbitcli.verify.numbers import ends
 
 RIVAL = 1e-3  # relative: squares in fp32 that are further apart are in the order of the errors
 
@@ -144,6 +145,9 @@ def _block(
 
 def _scales(scheme: Scheme, stored: Tensor) -> tuple[float, float]:
     """Return the least and the largest scale that is not 0, as stored: without a global scale."""
+    found = ends(stored)
+    if found is not None:
+        return found
     scale = rounding.e8m0_value(stored) if scheme.scale is E8M0 else stored.float()
     scale = scale[scale > 0]
     if not scale.numel():

@@ -132,7 +132,7 @@ class Fault(NamedTuple):
 def failing(function: str, output: Path):
     """Return a context in which the bytes of an output cannot be read by a function of this name,
     nor by what it calls; "" is none."""
-    read = Checkpoint.read
+    read = Checkpoint.read_into
 
     def lost(self, *arguments):
         frame = sys._getframe(1) if function and self.path == output else None
@@ -142,7 +142,7 @@ def failing(function: str, output: Path):
             frame = frame.f_back
         return read(self, *arguments)
 
-    return patch.object(Checkpoint, "read", lost)
+    return patch.object(Checkpoint, "read_into", lost)
 
 
 def json_of(path: Path, edit: Callable[[dict], object]) -> None:

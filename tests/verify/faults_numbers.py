@@ -11,18 +11,10 @@ from tests.checkpoints import LAYER, weight
 from tests.verify.bench import LOST, Bench, Fault
 from tests.verify.faults_structure import edited, poked
 from tests.verify.planted import DOWN, GATE, UP, change
+from tests.verify.test_order import COLS, uneven
 
 CT = "compressed-tensors"
 Q, K, V = (f"{LAYER}self_attn.{one}_proj." for one in "qkv")
-ROWS, COLS = 256, 512
-
-
-def uneven() -> torch.Tensor:
-    """Return a weight with larger and smaller rows and columns, as trained ones have them."""
-    generator = torch.Generator().manual_seed(1)
-    high = torch.randn(ROWS, 1, generator=generator).mul(0.7).exp()
-    wide = torch.randn(1, COLS, generator=generator).mul(0.3).exp()
-    return (weight(ROWS, COLS, 0.02).float() * high * wide).to(torch.bfloat16)
 
 
 def wide(edit, scheme: str = "nvfp4", container: str = CT, w: torch.Tensor | None = None):

@@ -19,12 +19,14 @@ from tests.checkpoints import LAYER, weight
 from tests.verify.bench import Bench, Fault
 from tests.verify.faults_consumers import CONSUMERS
 from tests.verify.faults_containers import CONTAINERS
+from tests.verify.faults_loaded import LOADED
 from tests.verify.faults_numbers import NUMBERS
+from tests.verify.faults_peers import PEERS as OF_PEERS
 from tests.verify.faults_structure import STRUCTURE
 from tests.verify.planted import DOWN
 from tests.verify.sites import sites, watched
 
-LISTS = (STRUCTURE, NUMBERS, CONTAINERS, CONSUMERS)
+LISTS = (STRUCTURE, NUMBERS, [*CONTAINERS, *OF_PEERS], [*CONSUMERS, *LOADED])
 FAULTS = [fault for one in LISTS for fault in one]
 PAGE = Path(__file__).parents[2] / "docs" / "verify-faults.md"
 # Calls that pass on what another function found; those functions are sites, or in PHRASES.
@@ -190,7 +192,7 @@ def table(faults: list[Fault]) -> list[str]:
     return list(
         dict.fromkeys(
             f"| {one.what} | `{one.words}` |"
-            + (f" {', '.join(one.consumers)} |" if one in CONSUMERS else "")
+            + (f" {', '.join(one.consumers)} |" if faults is LISTS[-1] else "")
             for one in faults
         )
     )
