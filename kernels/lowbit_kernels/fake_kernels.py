@@ -9,9 +9,8 @@
 A scale belongs to equal shares of x in its order of elements: one for all, one for each row, for
 each block of a row. What broadcasts otherwise stays with torch.
 
-`DEVICES` is the one switch: kinds of devices on which the kernel is used; that of Triton's
-interpreter is the CPU. CUDA is to be added when tests/gpu/test_fake_quant.py has passed on one,
-which turns it on for itself. Until then torch does it there, with the same bits.
+`DEVICES` is the one switch: kinds of devices on which the kernel is used, elsewhere torch does it
+with the same bits. The CPU is that of Triton's interpreter.
 """
 
 import math
@@ -29,7 +28,7 @@ from lowbit_kernels.rounding import (
     widen,
 )
 
-DEVICES = frozenset({"cpu"})
+DEVICES = frozenset({"cpu", "cuda"})
 TILE = 1024
 
 

@@ -106,12 +106,20 @@ class StagedFiles:
             OutputError: it cannot be read back.
         """
         buffer = bytearray(length)
+        self.read_into(name, offset, memoryview(buffer))
+        return buffer
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with what was written to a created file.
+
+        Raises:
+            OutputError: it cannot be read back.
+        """
         with os_errors(self._path(name), 0):
             try:
-                fill(self._fds[name], offset, [memoryview(buffer)])
+                fill(self._fds[name], offset, [buffer])
             except EOFError:
                 raise OSError(errno.EIO, "the file is shorter than what was written") from None
-        return buffer
 
     def write_file(self, name: str, data: bytes) -> None:
         """Make the file `name` with `data` in it.

@@ -8,17 +8,18 @@ every layout. What is not as simple as that is done one by one.
 """
 
 from collections.abc import Hashable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from lowbit_kernels.error import BAND, Sums, bands_of_parts, bands_of_stack
+from lowbit_kernels import cpu_figures
+from lowbit_kernels.error import BAND, figures_of_parts
 from lowbit_kernels.jit import use_kernel
 from lowbitcli.containers.layouts import IDENTITY, MATRIX1, RECIPROCAL1, VECTOR1
 from lowbitcli.pipeline.arithmetic import ops_of
-from lowbitcli.pipeline.compute import shared_scale
-from lowbitcli.pipeline.slices import unit_rows
+from lowbitcli.pipeline.compute import shared_scale, without_steps
+from lowbitcli.pipeline.slices import rows_high, unit_rows
 from lowbitcli.plan.nouns import Part, Weight
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, FLOATING, GLOBAL_SCALE, SCALE
@@ -57,11 +58,9 @@ def measure(weight: Weight, stack: Tensor) -> Tensor:
     return ops_of(_scheme(weight)).measure(stack)
 
 
-def quantize(
-    weight: Weight, stack: Tensor, amax: Tensor
-) -> tuple[dict[str, Tensor], list[list[Sums]]]:
-    """Return the parts of each matrix of a stack, and what each lost; `amax [n]`, in memory of the
-    CPU, is what scales come from.
+def quantize(weight: Weight, stack: Tensor, amax: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the parts of each matrix of a stack, and what each lost as `_lost` has it; `amax [n]`,
+    in memory of the CPU, is what scales come from.
 
     Raises:
         ValueError: the arithmetic refuses such a weight.
@@ -74,21 +73,27 @@ def quantize(
     return parts, _lost(scheme, stack, parts)
 
 
-def _lost(scheme: Scheme, w: Tensor, parts: dict[str, Tensor]) -> list[list[Sums]]:
-    """Return the error sums of the bands of each matrix, as `compute.lost` has them."""
+def _lost(scheme: Scheme, w: Tensor, parts: dict[str, Tensor]) -> Tensor:
+    """Return the error figures of the bands of each matrix, fp64 `[n, bands, 6]` in memory of the
+    CPU, as `compute.lost` has them."""
     if not use_kernel(w):
-        return bands_of_stack(w, ops_of(scheme).dequantize(parts, torch.float32))
-    rows = w.shape[-2]
-    if rows % BAND == 0:
-        found = bands_of_parts(w, parts, scheme.element, scheme.block)
-    else:  # a band holds rows of one matrix
-        found = []
-        for index, one in enumerate(w):
-            own = {name: part[index] for name, part in parts.items()}
-            found += bands_of_parts(one, own, scheme.element, scheme.block)
-    found = [replace(one, steps=0.0) for one in found]  # which a CPU would take long for
-    high = -(-rows // BAND)
-    return [found[start : start + high] for start in range(0, len(found), high)]
+        return cpu_figures.figures_of_stack(w, ops_of(scheme).dequantize(parts, torch.float32))
+    low = -w.shape[-2] % BAND
+    if low:  # a band holds rows of one matrix: fill up with rows of zeros, which add nothing
+        w = functional.pad(w, (0, 0, 0, low))
+        parts = {name: _filled(scheme, name, part, w) for name, part in parts.items()}
+    found = figures_of_parts(w, parts, scheme.element, scheme.block)
+    return without_steps(found).unflatten(0, (len(w), -1))
+
+
+def _filled(scheme: Scheme, name: str, part: Tensor, w: Tensor) -> Tensor:
+    """Return a part of a stack with rows for those that `w` was filled up with."""
+    high = rows_high(scheme, name)
+    if high is None:
+        return part
+    flat = part.view(torch.uint8) if part.element_size() == 1 else part
+    low = -(-w.shape[-2] // high) - part.shape[1]
+    return functional.pad(flat, (0, 0) * (part.dim() - 2) + (0, low)).view(part.dtype)
 
 
 def _scheme(weight: Weight) -> Scheme:

@@ -1,13 +1,12 @@
 """One slice's arithmetic: from parts as they are read to parts as they are written."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lowbit_kernels import importance
-from lowbit_kernels.error import BAND, Sums, bands, bands_of_parts
+from lowbit_kernels.error import BAND, figures_of_bands, figures_of_parts
 from lowbitcli.errors import NonFiniteError, UnsupportedError
 from lowbitcli.pipeline import lossless
 from lowbitcli.pipeline.arithmetic import ops_of, torch_dtype
@@ -57,9 +56,9 @@ def quantize(
     unit: int = BAND,
     source: Mapping[str, Tensor] | None = None,
     matrix: int = 0,
-) -> tuple[dict[str, Tensor], list[Sums]]:
-    """Return the parts of some rows of a `matrix`, and what was lost in each `unit` rows of them;
-    with `source` blocks keep the codes that they have there, wherever they can.
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the parts of some rows of a `matrix`, and what was lost in them as `lost` has it; with
+    `source` blocks keep the codes that they have there, wherever they can.
 
     Raises:
         UnsupportedError: the arithmetic refuses the weight, or no reader could decode it.
@@ -76,7 +75,7 @@ def quantize(
     if source is not None:
         parts = lossless.kept(source, parts)
     found = lost(weight, w, parts, unit)
-    if not all(one.is_finite for one in found):
+    if not is_finite(found):
         raise UnsupportedError(
             f"{safe(weight.name)} has values that {scheme.name} rounds up beyond the range of fp32",
             hint="keep this weight: no reader could decode it",
@@ -101,9 +100,9 @@ def _values(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {DATA: cast(weight, ops_of(weight.target).dequantize(parts, torch.float32))}
 
 
-def lost(weight: Weight, w: Tensor, parts: Mapping[str, Tensor], unit: int = BAND) -> list[Sums]:
-    """Return what was lost in each `unit` rows of some that became `parts`: on a GPU in one read,
-    without making values of them."""
+def lost(weight: Weight, w: Tensor, parts: Mapping[str, Tensor], unit: int = BAND) -> Tensor:
+    """Return the error figures of the bands of each `unit` rows that became `parts`, fp64
+    `[bands, 6]` in memory of the CPU: on a GPU in one read, without making values of them."""
     scheme = weight.target
     if scheme is None:
         raise ValueError("no scheme to quantize to")
@@ -111,23 +110,36 @@ def lost(weight: Weight, w: Tensor, parts: Mapping[str, Tensor], unit: int = BAN
         return _lost_of_parts(scheme, w, parts, unit)
     value = ops_of(scheme).dequantize(parts, torch.float32)
     if unit % BAND == 0:
-        return bands(w, value)
+        return figures_of_bands(w, value)
     cut = zip(w.split(unit), value.split(unit), strict=True)
-    return [one for some, of in cut for one in bands(some, of)]
+    return torch.cat([figures_of_bands(some, of) for some, of in cut])
 
 
-def _lost_of_parts(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], unit: int) -> list[Sums]:
-    """Return error sums in one read of both; how far they are in steps is left out, which a CPU
+def is_finite(found: Tensor) -> bool:
+    """Say whether the sums of error and of signal are finite in each band."""
+    return bool(torch.isfinite(found[:, :2]).all())
+
+
+def _lost_of_parts(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], unit: int) -> Tensor:
+    """Return error figures in one read of both; how far they are in steps is left out, which a CPU
     would take long for."""
     if unit % BAND == 0:
-        found = bands_of_parts(w, parts, scheme.element, scheme.block)
+        found = figures_of_parts(w, parts, scheme.element, scheme.block)
     else:
-        found = []
+        cut = []
         for start in range(0, w.shape[0], unit):
-            some = w[start : start + unit]
             of = {name: _rows(scheme, name, parts[name], start, unit) for name in parts}
-            found += bands_of_parts(some, of, scheme.element, scheme.block)
-    return [replace(one, steps=0.0) for one in found]
+            some = w[start : start + unit]
+            cut.append(figures_of_parts(some, of, scheme.element, scheme.block))
+        found = torch.cat(cut)
+    return without_steps(found)
+
+
+def without_steps(found: Tensor) -> Tensor:
+    """Return figures `[*, 6]` in memory of the CPU, 0 for how far values are in steps."""
+    found = found.cpu()
+    found[..., 5] = 0.0
+    return found
 
 
 def _rows(scheme: Scheme, name: str, part: Tensor, start: int, count: int) -> Tensor:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from lowbit_kernels.error import Sums
 from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
@@ -178,18 +180,21 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
 def source_hash(checkpoint: Checkpoint, part: Part) -> str:
     """Return the checksum of what is read of a stored tensor of the source."""
     name, begin = part.spec.name, part.begin
-    return _hash(part.nbytes, lambda a, b: checkpoint.read(name, begin + a, begin + b))
+    return _hash(part.nbytes, lambda at, to: checkpoint.read_into(name, to, begin + at))
 
 
 def written_hash(writer: Writer, part: Part) -> str:
     """Return the checksum of a tensor of the output as it can be read now."""
-    return _hash(part.spec.nbytes, lambda a, b: writer.read(part, a, b))
+    return _hash(part.spec.nbytes, lambda at, to: writer.read_into(part, at, to))
 
 
-def _hash(size: int, read: Callable[[int, int], bytearray]) -> str:
-    found = TensorHash()
+def _hash(size: int, read_into: Callable[[int, memoryview], None]) -> str:
+    # Not a bytearray: zeroing it takes as long as reading, while no other thread can go on.
+    found, memory = TensorHash(), np.empty(min(size, _SLICE), np.uint8).data
     for start in range(0, size, _SLICE):
-        found.update(read(start, min(start + _SLICE, size)))
+        piece = memory[: min(_SLICE, size - start)]
+        read_into(start, piece)
+        found.update(piece)
     return found.hexdigest()
 
 

@@ -8,8 +8,7 @@ neighbours written by one call.
 Bytes and error sums are those of one by one. Where anything is refused, nothing has been written
 and the jobs are done one by one, which says what is wrong with which.
 
-`DEVICES` is the one switch: kinds of devices on which it is done. CUDA is to be added when
-tests/gpu/test_together.py has passed on one, which turns it on for itself.
+`DEVICES` is the one switch: kinds of devices on which it is done.
 """
 
 from collections.abc import Sequence
@@ -19,16 +18,16 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from lowbit_kernels.error import Sums
 from lowbitcli.pipeline import alike
 from lowbitcli.pipeline.arithmetic import torch_dtype
+from lowbitcli.pipeline.compute import is_finite
 from lowbitcli.pipeline.proof import checksum
 from lowbitcli.pipeline.read import as_stored, buffer, bytes_of, on_host
 from lowbitcli.pipeline.work import Computing, Copying, Member, Room
 from lowbitcli.plan.nouns import Part, Weight
 from lowbitcli.tensors import DATA
 
-DEVICES = frozenset({"cpu"})
+DEVICES = frozenset({"cpu", "cuda"})
 _ALIGNED = 256  # bytes, at a multiple of which a stack begins
 
 Small = Copying | Computing
@@ -64,7 +63,7 @@ class _Stack:
         return flat.view(dtype).reshape(len(self.members), *self.like.shape)
 
 
-Computed = tuple[dict[str, Tensor], list[list[Sums]]]
+Computed = tuple[dict[str, Tensor], Tensor]
 
 
 class Together:
@@ -134,7 +133,7 @@ class Together:
             counts = [len(stack.members) for stack in self._stacks]
             for stack, w, one in zip(self._stacks, stacks, amax.split(counts), strict=True):
                 found.append(alike.quantize(stack.like, w, one))
-                if not all(sums.is_finite for lost in found[-1][1] for sums in lost):
+                if not is_finite(found[-1][1].flatten(0, 1)):
                     return None
         return found
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowbit_kernels.error import Sums
+from lowbit_kernels.error import total_of_bands
 from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import NonFiniteError
@@ -145,11 +145,8 @@ class Computing:
                 done.equal += equal
                 done.blocks += blocks
             if member.lost:
-                total = Sums()
-                for number in range(len(member.slices)):
-                    for one in member.lost[number]:
-                        total = total.plus(one)
-                done.errors[member.weight.name] = total
+                found = torch.cat([member.lost[x] for x in range(len(member.slices))])
+                done.errors[member.weight.name] = total_of_bands(found, member.weight.numel)
         return done
 
     def _is_measured_first(self) -> bool:
@@ -244,7 +241,7 @@ class Member:
         self.amax: dict[int, Tensor] = {}
         self.shared: dict[int, Tensor | None] = {}
         self.held: dict[int, dict[str, Tensor]] = {}
-        self.lost: dict[int, list[Sums]] = {}
+        self.lost: dict[int, Tensor] = {}  # figures of bands
         self.equal: dict[int, tuple[int, int]] = {}
         self.output: dict[str, str] = {}
         self.moved = 0

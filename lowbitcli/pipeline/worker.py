@@ -37,6 +37,11 @@ from lowbitcli.tensors import safe
 
 Work = Copying | Picking | Computing
 
+# The largest job that one thread does by itself, in bytes of the source, by the kind of device; and
+# how many of them each thread should have, at least.
+ALONE = {"cuda": 512 << 20}
+_SHARES = 4
+
 
 class Told(Protocol):
     """Who is told of what a worker does."""
@@ -99,7 +104,13 @@ class Worker:
         return Usage(dict(self.crew.clock.seconds), memory.peak(), gpu)
 
     def _steps(self, jobs: Iterable[Job]) -> Iterator[Step]:
-        """Yield the steps of all jobs; small jobs, one after the other, are one step together."""
+        """Yield the steps of all jobs; small jobs, one after the other, are one step together.
+
+        On a GPU a job is one step too, as long as it is a small part of all: a thread by itself
+        waits for nobody's checksum or amax, and others keep the device busy meanwhile.
+        """
+        alone = ALONE.get(self.crew.device.type, 0)
+        alone = min(alone, self.plan.bytes_in // (_SHARES * self.crew.threads))
         batch: list[tuple[Work, list[Piece]]] = []
         held = 0
         for job in jobs:
@@ -110,6 +121,9 @@ class Worker:
                 if batch:
                     yield self._small(batch)
                     batch, held = [], 0
+                if size <= alone:
+                    yield _step(pieces, [work])
+                    continue
                 for number, piece in enumerate(pieces):
                     yield _step([piece], [work], number == len(pieces) - 1)
                 continue

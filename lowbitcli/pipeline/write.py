@@ -88,10 +88,10 @@ class Writer:
         entry = self._files[part.file].entries[part.spec.name]
         return entry.start, entry.stop
 
-    def read(self, part: Part, start: int, stop: int) -> bytearray:
-        """Return bytes of a tensor as they are in the file now."""
+    def read_into(self, part: Part, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with bytes of a tensor, from `start` on, as they are in the file now."""
         entry = self._files[part.file].entries[part.spec.name]
-        return self._staged.read(self.name_of(part.file), entry.start + start, stop - start)
+        self._staged.read_into(self.name_of(part.file), entry.start + start, buffer)
 
     def prove(self, part: Part, checksum: str) -> None:
         """Keep the checksum of a tensor that is written."""

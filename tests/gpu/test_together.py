@@ -1,8 +1,4 @@
-"""Small jobs done together on a GPU: the bytes and figures of one by one there, and of the CPU.
-
-It is turned on here whatever `together.DEVICES` says; what it is turned on by may name CUDA once
-these tests have passed on one.
-"""
+"""Small jobs done together on a GPU: the bytes and figures of one by one there, and of the CPU."""
 
 import pytest
 import torch

@@ -119,6 +119,19 @@ def test_bands_of_a_stack_are_those_of_its_matrices(shape, dtype):
         error.bands_of_stack(w[0], v[0])
 
 
+@pytest.mark.parametrize("shape", ((1, 16), (130, 96), (5000, 32)))
+def test_the_total_of_bands_is_one_added_to_the_other(shape):
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    v = w * torch.linspace(0.9, 1.2, shape[1])
+    total = error.Sums()
+    for one in error.bands(w, v):
+        total = total.plus(one)
+    assert error.total_of_bands(error.figures_of_bands(w, v), w.numel()) == total
+    assert error.total_of_bands(torch.zeros(0, 6), 0) == error.Sums()
+    with pytest.raises(ValueError, match=r"figures are \[bands, 6\]"):
+        error.total_of_bands(torch.zeros(3), 3)
+
+
 def test_nan_comes_through_and_nothing_is_nothing():
     w = torch.zeros(4, 16)
     v = w.clone().index_fill_(1, torch.tensor([3]), torch.nan)

@@ -13,7 +13,7 @@ from lowbitcli.api import Request, dequantize, plan_quantize, quantize
 from lowbitcli.containers.compressed_tensors import COMPRESSED_TENSORS
 from lowbitcli.containers.lowbit import LOWBIT
 from lowbitcli.errors import NonFiniteError, UsageError
-from lowbitcli.pipeline import memory
+from lowbitcli.pipeline import memory, worker
 from lowbitcli.pipeline.memory import Budget
 from lowbitcli.pipeline.slices import UNIT_ELEMENTS, slices, unit_rows
 from lowbitcli.plan import need
@@ -88,6 +88,25 @@ def test_a_recode_is_equal_for_every_cut(tmp_path, source, cut):
         done = quantize(start.output, tmp_path / str(number), request, device="cpu")
         found.append((checkpoints.hashes(done.output), done.moved))
     assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("scheme", ("nvfp4", "fp8_channel"))
+def test_a_thread_that_does_jobs_by_itself_gives_the_same(tmp_path, cut, monkeypatch, scheme):
+    """On a GPU it does, where a job is a small part of all; here the CPU may."""
+    made = {f"{LAYER}mlp.{x}.weight": weight(500, 64, seed=x) for x in range(40)}
+    source = single(tmp_path / "source", made | {f"{LAYER}mlp.big.weight": weight(9000, 64)})
+    begun, real = [], worker._step
+    monkeypatch.setattr(worker, "_step", lambda *of: begun.append(of) or real(*of))
+    found = []
+    for number, most in enumerate((0, 1 << 20)):
+        cut(Budget(3, 100 * 64, 1 << 20))
+        monkeypatch.setattr(worker, "ALONE", {"cpu": most})
+        done = quantize(source, tmp_path / str(number), Request(scheme=scheme), device="cpu")
+        found.append((checkpoints.hashes(done.output), done.errors, len(begun)))
+        begun.clear()
+    assert found[0][:2] == found[1][:2]
+    of_big = found[1][2] - 40
+    assert of_big > 70 and found[0][2] >= of_big + 4 * 40
 
 
 def test_cuts_do_cut(source, cut, tmp_path, monkeypatch):

@@ -150,8 +150,8 @@ def test_what_is_refused_is_said_as_one_by_one(tmp_path, use):
 
 
 def test_a_device_that_is_not_named_does_them_one_by_one(tmp_path, source, use, monkeypatch):
-    """The one switch: CUDA is not named until it was tried on one."""
-    assert sorted(together.DEVICES) == ["cpu"]
+    """The one switch."""
+    assert sorted(together.DEVICES) == ["cpu", "cuda"]
 
     def refuse(self):
         raise AssertionError("done together")
