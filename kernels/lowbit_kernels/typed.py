@@ -31,6 +31,7 @@ Kind = tuple[str, Callable[[Any], bool]]  # what to say, and what is it
 NUMBERS = {int: (int, torch.SymInt), float: (int, float, torch.SymInt, torch.SymFloat)}
 WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "a string"}
 WORDS |= {bytes: "bytes", torch.dtype: "a dtype of torch"}
+ANYTHING = "anything"
 DENSE = "a dense tensor of real numbers"
 
 
@@ -56,14 +57,15 @@ def _of_items(words: str, items: Sequence[Kind], whole: tuple[type, ...], endles
         return all(items[0 if endless else i][1](one) for i, one in enumerate(x))
 
     number = "" if endless else f" of {len(items)}"
-    return f"{words}{number}, each {items[0][0]}", holds
+    each = "" if items[0][0] == ANYTHING else f", each {items[0][0]}"
+    return f"{words}{number}{each}", holds
 
 
 def kind_of(annotation: Any, meta: bool) -> Kind:
     """Return what an annotation takes; `meta` is whether tensors may lie there."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
-        return "anything", lambda x: True
+        return ANYTHING, lambda x: True
     if annotation is Tensor:
         return DENSE, lambda x: is_dense(x) and (meta or x.device.type != "meta")
     if annotation is None or annotation is type(None):

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from lowbit_kernels.typed import typed
+
 try:
     from lowbitcli.onnx_export import store, translate
 except ImportError as error:
@@ -25,6 +27,7 @@ except ImportError as error:
 QUANTIZER_TYPES = ("dynamic", "static")
 
 
+@typed
 def translations(
     trt_high_precision_dtype: str | None = "Float", exact: bool = False
 ) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -34,7 +37,7 @@ def translations(
     `trt_high_precision_dtype` is that of what is quantized and of its scale: Float, Half, BFloat16,
     or None for the dtype of the inputs; blocks with scales of their own keep fp32 scales. With
     `exact` integers and E4M3 have the bits of eager, see `translate`.
-    Raises ValueError for another dtype.
+    Raises ValueError for another dtype, and arguments of other types than these.
     """
     if trt_high_precision_dtype is None:
         return translate.table(None, exact)
@@ -44,6 +47,7 @@ def translations(
     return translate.table(translate.PRECISIONS[trt_high_precision_dtype], exact)
 
 
+@typed
 def export(
     model: torch.nn.Module,
     args: Sequence[Any],
@@ -60,7 +64,8 @@ def export(
 
     `trt_high_precision_dtype` and `exact` as `translations` has them; `onnx_quantizer_type` is
     dynamic or static, see above; the rest as `torch.onnx.export` has it.
-    Raises ValueError for a dtype, a type or an operator set that there is not.
+    Raises ValueError for a dtype, a type or an operator set that there is not, and for arguments of
+    other types than these; torch's exporter raises errors of its own for what it cannot take.
     """
     if onnx_quantizer_type not in QUANTIZER_TYPES:
         raise ValueError(f"no type {onnx_quantizer_type!r} of quantizer: dynamic or static")
@@ -68,6 +73,9 @@ def export(
         raise ValueError(
             f"operator set {opset_version} has no FLOAT4E2M1: {translate.OPSET} is the first"
         )
+    if opset_version > translate.LAST_OPSET:  # torch would make a model of set 18 of it
+        last = translate.LAST_OPSET
+        raise ValueError(f"no operator set {opset_version}: the onnx that is here ends at {last}")
     table = translations(trt_high_precision_dtype, exact)
     program = torch.onnx.export(
         model,
@@ -81,6 +89,9 @@ def export(
     )
     if program is None:
         raise ValueError("torch's exporter returned no model")
+    made = program.model.opset_imports[""]
+    if made != opset_version:
+        raise ValueError(f"torch's exporter made a model of operator set {made} instead")
     if onnx_quantizer_type == "static":
         store.constants(program.model)
     if path is not None:

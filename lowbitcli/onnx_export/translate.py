@@ -30,12 +30,14 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
+from onnx.defs import onnx_opset_version  # pyright: ignore[reportMissingImports]
 from onnxscript import ir  # pyright: ignore[reportMissingImports]
 from onnxscript import opset23 as op  # pyright: ignore[reportMissingImports]
 
 from lowbit_kernels import fake_blocks, fake_plain
 
 OPSET = 23  # the first that has FLOAT4E2M1
+LAST_OPSET: int = onnx_opset_version()
 F32, F16, BF16 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 PRECISIONS = {"Float": F32, "Half": F16, "BFloat16": BF16}
 E4M3, E5M2, E2M1 = ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2, ir.DataType.FLOAT4E2M1

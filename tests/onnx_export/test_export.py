@@ -76,10 +76,43 @@ def test_refused():
     x = torch.ones(2, 32)
     with pytest.raises(ValueError, match="23 is the first"):
         onnx_export.export(Plain(), (x,), opset_version=22)
+    with pytest.raises(ValueError, match="no operator set 99: the onnx that is here ends at"):
+        onnx_export.export(Plain(), (x,), opset_version=99)
     with pytest.raises(ValueError, match="no dtype 'Double'"):
         onnx_export.export(Plain(), (x,), trt_high_precision_dtype="Double")
     with pytest.raises(ValueError, match="dynamic or static"):
         onnx_export.export(Plain(), (x,), onnx_quantizer_type="fixed")
+
+
+def test_arguments_of_wrong_types_are_refused_by_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = torch.ones(2, 32)
+    right = {"model": Plain(), "args": (x,)}
+    wrong = {
+        "model": [None, "model", Plain],
+        "args": [None, x, "x", {"x": x}, 5],
+        "path": [5, True, [1]],
+        "trt_high_precision_dtype": [5, torch.float16, ["Float"]],
+        "onnx_quantizer_type": [None, 5, ["static"]],
+        "exact": [None, 1, "yes"],
+        "opset_version": [None, "23", 23.0, True],
+        "kwargs": ["x", [1], {1: x}],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match=rf"^{name} is "):
+                onnx_export.export(**{**right, name: value})
+    for name in ("trt_high_precision_dtype", "exact"):
+        with pytest.raises(ValueError, match=rf"^{name} is "):
+            onnx_export.translations(**{name: wrong[name][1]})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_another_set_than_was_asked_for_is_refused(monkeypatch):
+    """As torch makes one, without a word, of a set that it does not know."""
+    monkeypatch.setattr(onnx_export.translate, "LAST_OPSET", 99)
+    with pytest.raises(ValueError, match=r"a model of operator set \d+ instead"):
+        onnx_export.export(Plain(), (torch.ones(2, 3),), opset_version=99)
 
 
 @pytest.mark.parametrize(

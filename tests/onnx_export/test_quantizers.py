@@ -10,6 +10,7 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 
 from lowbit_kernels import fake_quant as f
+from lowbitcli import onnx_export
 from tests.onnx_export import graphs
 
 ROWS = torch.linspace(0, 3, 36)  # an amax of 0 first
@@ -147,9 +148,10 @@ def test_a_precision_is_that_of_what_is_quantized():
             assert error < 1e-3, name
 
 
-def test_a_later_operator_set():
+@pytest.mark.parametrize("version", [25, onnx_export.translate.LAST_OPSET])
+def test_a_later_operator_set(version):
     x = graphs.example()
     functions = {"nvfp4": WITH_E2M1["nvfp4"], "mxfp8": WITHOUT_E2M1["mxfp8"]}
-    model = graphs.exported(graphs.Each(functions), x, opset_version=25)
-    assert [one.version for one in model.opset_import] == [25]
+    model = graphs.exported(graphs.Each(functions), x, opset_version=version)
+    assert [one.version for one in model.opset_import] == [version]
     assert graphs.unequal(functions, x, graphs.by_reference(model, x)) == []
