@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe import document, shelf
 from lowbitcli.recipe.document import Mapping, Text, did_you_mean, place
-from lowbitcli.recipe.model import AUTO, Recipe, Rule
+from lowbitcli.recipe.model import AUTO, SUGAR, Recipe, Rule
 from lowbitcli.schemes import SCHEMES, scheme
 
 MAX_EXTENDS = 8
@@ -42,13 +42,13 @@ def for_scheme(
 
     Raises UsageError where no such scheme is known, RecipeError where it does not take the options.
     """
-    chosen = scheme(scheme_name)
+    chosen = scheme(SUGAR[scheme_name][0] if scheme_name in SUGAR else scheme_name)
     shelved = shelf.recipes()
     name = next((n for n in (chosen.name, *chosen.aliases) if n in shelved), "")
     recipe = load(name) if name else Recipe(name=chosen.name)
     options = {"scale": scale, "activations": activations}
     said = {key: value for key, value in options.items() if value is not None}
-    if not name or said or scheme_name.upper().endswith("A16"):
+    if not name or said or scheme_name in SUGAR or scheme_name.upper().endswith("A16"):
         rule = Rule.model_validate({"match": _everything(), "scheme": scheme_name, **said})
         recipe = recipe.model_copy(update={"rules": (rule,)})
     if container is not None:

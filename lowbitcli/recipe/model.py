@@ -36,6 +36,8 @@ from lowbitcli.schemes import BY_NAME, SCHEMES, Scheme
 AUTO = "auto"
 LEAST, MOST = 1e-30, 1e30  # of constants: fp32 holds them, and their reciprocals
 ACTIVATIONS = ("none", "dynamic", "static")
+# What a recipe may write for a scheme with one of its scale rules: mxfp4_even, nvfp4_mse.
+SUGAR = {f"{one.name}_{rule}": (one.name, rule) for one in SCHEMES for rule in one.rules}
 Constant = Annotated[StrictFloat, Field(ge=LEAST, le=MOST)]
 
 
@@ -49,7 +51,8 @@ def _known(word: Any, known: tuple[str, ...], what: str) -> Any:
 
 def _scheme_name(value: Any) -> Any:
     if isinstance(value, str) and value not in BY_NAME:
-        hint = did_you_mean(value, BY_NAME, f"known: {', '.join(s.name for s in SCHEMES)}")
+        known = (*BY_NAME, *SUGAR)
+        hint = did_you_mean(value, known, f"known: {', '.join(s.name for s in SCHEMES)}")
         raise RecipeError(f"scheme {str(value)!r} is unknown", where=place_of(value), hint=hint)
     return BY_NAME[value].name if isinstance(value, str) else value
 
@@ -90,6 +93,7 @@ class Rule(BaseModel):
             )
             raise RecipeError(message, where=place_of(value))
         if isinstance(scheme, str):
+            scheme = _without_sugar(data, scheme)
             chosen = BY_NAME[_scheme_name(scheme)]
             data["scale"] = data.get("scale") or chosen.rules[0]
             _known(data["scale"], chosen.rules, f"scale rule of {chosen.name}")
@@ -104,6 +108,18 @@ class Rule(BaseModel):
             message = "a rule that keeps has no scale and no activations"
             raise RecipeError(message, where=place_of(value))
         return {**data, "said": said, "where": place_of(value)}
+
+
+def _without_sugar(data: dict[str, Any], scheme: str) -> str:
+    """Return the scheme that a word such as mxfp4_even is for, and note its scale rule."""
+    if scheme not in SUGAR:
+        return scheme
+    data["scheme"], rule = SUGAR[scheme]
+    said = data.setdefault("scale", rule)
+    if said != rule:
+        message = f"scheme {str(scheme)!r} says scale: {rule}, and the rule scale: {said!s}"
+        raise RecipeError(message, where=place_of(said), hint="leave one of them out")
+    return data["scheme"]
 
 
 def _check_static(data: dict[str, Any], chosen: Scheme, value: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from lowbitcli.containers.inputs import LARGEST
 from lowbitcli.containers.reading import CONSUMERS
 from lowbitcli.containers.stacks import WORDS
 from lowbitcli.recipe.defaults import load_defaults
-from lowbitcli.recipe.model import ACTIVATIONS, AUTO, LEAST, MOST, Recipe
+from lowbitcli.recipe.model import ACTIVATIONS, AUTO, LEAST, MOST, SUGAR, Recipe
 from lowbitcli.schemes import BY_NAME, SCHEMES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -102,7 +102,7 @@ def _rule() -> dict[str, Any]:
     scales = {rule for scheme in SCHEMES for rule in scheme.rules}
     properties: dict[str, Any] = {
         "match": _patterns(empty=False),
-        "scheme": {"enum": list(BY_NAME)},
+        "scheme": {"enum": [*BY_NAME, *SUGAR]},
         "keep": {"type": "boolean", "default": False},
         "scale": {"enum": sorted(scales)},
         "activations": {"enum": list(ACTIVATIONS)},
@@ -146,12 +146,19 @@ def _scales() -> list[dict[str, Any]]:
             "then": {"properties": {"scale": {"enum": list(scheme.rules)}}},
         }
         for scheme in SCHEMES
+    ] + [
+        {
+            "if": {"properties": {"scheme": {"const": word}}, "required": ["scheme"]},
+            "then": {"properties": {"scale": {"const": rule}}},
+        }
+        for word, (_, rule) in SUGAR.items()
     ]
 
 
 def _static() -> dict[str, Any]:
     """Return that only some schemes have static activations, and only those a constant."""
     names = [name for key in LARGEST for name in (key, *BY_NAME[key].aliases)]
+    names += [word for word, (name, _) in SUGAR.items() if name in LARGEST]
     return {
         "if": {
             "properties": {"scheme": {"enum": names}, "activations": {"const": "static"}},

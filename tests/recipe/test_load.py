@@ -9,6 +9,8 @@ import pytest
 from lowbitcli.errors import RecipeError, UsageError
 from lowbitcli.recipe import for_scheme, init, load
 from lowbitcli.recipe.document import MAX_BYTES, MAX_EVENTS, parse
+from lowbitcli.recipe.model import SUGAR
+from lowbitcli.schemes import BY_NAME
 
 ANCHORS = 'put text that starts with *, & or ! in quotes: "*.weight"'
 SHORTEST = 'the shortest recipe is: rules: [{match: "*", scheme: nvfp4}]'
@@ -158,6 +160,16 @@ BAD = {
         RULE + "thresholds: [{match: a}]",
         "2:14: a threshold has a fail_under_db, a max_rel_error, or both",
         "",
+    ),
+    "two scale rules": (
+        "rules: [{match: a, scheme: mxfp4_even, scale: floor}]",
+        "1:47: scheme 'mxfp4_even' says scale: even, and the rule scale: floor",
+        "leave one of them out",
+    ),
+    "scale rule of no scheme": (
+        "rules: [{match: a, scheme: mxfp4_evn}]",
+        "1:28: scheme 'mxfp4_evn' is unknown",
+        "did you mean mxfp4_even or mxfp8_even?",
     ),
     "fake with a cache": (
         RULE + "fake: true\nkv_scale: 1.0",
@@ -357,6 +369,19 @@ def test_the_digest_is_of_the_meaning(tmp_path):
     for change in ("nonfinite: keep", "keep: a", "fuse: [['{}.a', '{}.b']]"):
         one.write_text(f"container: lowbit\n{RULE}quantize: [heads]\n{change}\n")
         assert load(str(one)).digest != load(str(two)).digest
+
+
+def test_a_scheme_is_written_with_its_scale_rule_too(tmp_path):
+    assert not SUGAR.keys() & BY_NAME.keys()
+    for word, (scheme, scale) in SUGAR.items():
+        said = []
+        for text in (f"scheme: {word}", f"scheme: {scheme}, scale: {scale}"):
+            (tmp_path / "r.yaml").write_text(f"rules: [{{match: a, {text}}}]")
+            said.append(load(str(tmp_path / "r.yaml")))
+        assert said[0] == said[1], word
+        assert for_scheme(word).rules[0].scale == for_scheme(scheme, scale).rules[0].scale == scale
+    with pytest.raises(RecipeError, match="'nvfp4_mse' says scale: mse, and the rule scale: amax"):
+        for_scheme("nvfp4_mse", "amax")
 
 
 def test_scalars_are_those_of_yaml_1_2():

@@ -53,6 +53,8 @@ kv_scale: 1.0
 fake: false
 nonfinite: keep
 """,
+    "schemes with their scale rules": "rules: [{match: a, scheme: mxfp4_even}, "
+    "{match: b, scheme: nvfp4_mse, scale: mse, activations: static, activation_scale: 1}]\n",
     "fake, with a container and a layout": RULE
     + "fake: true\ncontainer: comfyui\nlayout: {'*.down_proj': in_out}\n",
 }
