@@ -9,6 +9,7 @@ arithmetic included: on a CPU, and beside a GPU, where only what is read and wri
 
 import contextlib
 import ctypes
+import heapq
 import os
 from pathlib import Path
 
@@ -22,7 +23,7 @@ PER_ELEMENT = {"nvfp4": 34, "mxfp8": 13, "fp8_tensor": 8, "fp8_channel": 8}
 MOST_PER_ELEMENT = max(PER_ELEMENT.values())  # of a scheme that was not measured
 GPU_DRIVER = "libcuda.so.1"
 GPU_BASE = 750_000_000  # of this machine's memory, with a GPU's context and kernels
-GPU_SLICE, GPU_THREADS, GPU_PER_ELEMENT = 1 << 24, 6, 5
+GPU_SLICE, GPU_THREADS, GPU_PER_ELEMENT = 1 << 24, 8, 5
 ON_GPU_PER_ELEMENT = 4  # of the GPU's memory
 
 
@@ -45,9 +46,9 @@ def memory(plan: Plan, cap: int | None = None, *, gpu: bool = False) -> int:
 
 def gpu_memory(plan: Plan, cap: int | None = None) -> int:
     """Return about how many bytes of a GPU's memory a run takes at its peak, within `cap`: slices,
-    and what is held between two passes."""
+    and what each thread holds between two passes."""
     twice = [j for j in plan.jobs if any(w.target and w.target.passes > 1 for w in j.weights)]
-    held = max((job.bytes_in for job in twice), default=0)
+    held = sum(heapq.nlargest(GPU_THREADS, (job.bytes_in for job in twice)))
     needed = held + ON_GPU_PER_ELEMENT * _at_once(plan, GPU_THREADS, GPU_SLICE)
     return min(needed, cap) if cap else needed
 
