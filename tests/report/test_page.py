@@ -133,3 +133,13 @@ def test_what_was_put_right_is_told_and_what_was_not():
     many = found(fixed=tuple(f"change {n}" for n in range(1000)))
     assert "and 800 more" in page(many) and "and 800 more" in markdown(many)
     assert "Put right" not in page(found()) + markdown(found())
+
+
+def test_paper_is_never_dark_and_what_is_wide_lies_across_it():
+    schemes = re.findall(r"@media ([^{]*prefers-color-scheme[^{]*)\{", STYLE)
+    assert [one.strip() for one in schemes] == ["screen and (prefers-color-scheme: dark)"]
+    printed = STYLE[STYLE.index("@media print") :]
+    assert "color-scheme: light" in printed and "content-visibility: visible" in printed
+    assert "@page wide { size: landscape; }" in STYLE
+    assert ".all-figures { page: wide; }" in printed
+    assert 'class="all-figures"' in page(found(weights=(row("a.weight"),)))
