@@ -31,6 +31,7 @@ from lowbitcli.tensors import DTYPES, Shape, TensorSpec, nbytes, safe
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"
 
+_WIDEST_FIRST = {dtype: -bits for dtype, (bits, _) in DTYPES.items()}
 _INTEGER = {int}  # and not bool, which is an int
 _FIELDS = {"dtype", "shape", "data_offsets"}
 _ALIGNMENT = 8
@@ -141,7 +142,7 @@ def lay_out(
         UnsupportedError: the header would be longer than readers take.
     """
     ordered = sorted(specs, key=attrgetter("name"))
-    ordered.sort(key=lambda spec: -DTYPES[spec.dtype][0])
+    ordered.sort(key=lambda spec: _WIDEST_FIRST[spec[1]])
     items = [f'"{METADATA}":{_json(dict(sorted(metadata.items())))}'] if metadata else []
     ends = [0]
     stop = 0
@@ -159,10 +160,8 @@ def lay_out(
         )
     base = _LENGTH + len(text)
     starts = [base + end for end in ends]
-    entries = {
-        spec[0]: Entry(spec, start, stop)
-        for spec, start, stop in zip(ordered, starts, starts[1:], strict=False)
-    }
+    places = map(Entry, ordered, starts, starts[1:])
+    entries = {place[0][0]: place for place in places}
     if len(entries) != len(ordered) or METADATA in entries:
         names = Counter(spec.name for spec in ordered)
         name = next((name for name, count in names.items() if count > 1), METADATA)

@@ -259,13 +259,15 @@ class Checkpoint:
             finally:
                 os.close(fd)
             self._paths[file], self._identities[file] = path, identity
-            for name, entry in headers[file].entries.items():
-                if name in tensors:
-                    raise CheckpointError(
-                        f'tensor "{safe(name)}" is in {tensors[name].file} and in {file}',
-                        hint="shards of two checkpoints in one directory?",
-                    )
-                tensors[name] = StoredTensor(entry.spec, file, entry.start, entry.stop)
+            entries = headers[file].entries
+            if not tensors.keys().isdisjoint(entries):
+                name = next(name for name in entries if name in tensors)
+                raise CheckpointError(
+                    f'tensor "{safe(name)}" is in {tensors[name].file} and in {file}',
+                    hint="shards of two checkpoints in one directory?",
+                )
+            for name, (spec, start, stop) in entries.items():
+                tensors[name] = StoredTensor(spec, file, start, stop)
         self._take(headers, tensors)
 
     def _take(self, headers: Mapping[str, Header], tensors: Mapping[str, StoredTensor]) -> None:
@@ -276,6 +278,8 @@ class Checkpoint:
 
     def _compare(self, weight_map: Mapping[str, str], strict: bool) -> tuple[str, ...]:
         """Refuse tensors that only the index knows; return notes on those that it does not name."""
+        if weight_map == {name: stored.file for name, stored in self.tensors.items()}:
+            return ()
         for name, file in weight_map.items():
             stored = self.tensors.get(name)
             if stored is None or stored.file != file:

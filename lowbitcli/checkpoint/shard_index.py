@@ -71,10 +71,11 @@ def index(
     weight_map: dict[str, str] = {}
     total = 0
     for file, entries in sorted(files.items()):
-        for name in weight_map.keys() & entries.keys():
+        if not weight_map.keys().isdisjoint(entries):
+            name = next(name for name in entries if name in weight_map)
             raise ValueError(f'tensor "{safe(name)}" in {weight_map[name]} and in {file}')
         weight_map.update(dict.fromkeys(entries, file))
-        total += sum(entry.stop - entry.start for entry in entries.values())
+        total += sum([stop - start for _, start, stop in entries.values()])
     kept = {key: value for key, value in (source or {}).items() if key != "weight_map"}
     kept["metadata"] = {**(kept.get("metadata") or {}), "total_size": total}
     # An encoder that indents is written in Python, and slow: only what is short goes through it.

@@ -9,7 +9,7 @@ to say.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lowbitcli.containers.inputs import Cache, Static
 from lowbitcli.containers.layouts import Layout
@@ -104,8 +104,7 @@ class Examination:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(NamedTuple):
     """One weight as the writer of a checkpoint declares it: what it is called, its scheme
     (None: kept) and options. `rule` is "" where scales are as the source has them, `scales` is the
     dtype that they are stored in. `cache` is whether the keys or values that it makes have a

@@ -11,7 +11,6 @@ and get the largest scale of them: readers take one for all.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from lowbitcli.containers import Container
 from lowbitcli.containers import container as container_of
@@ -216,7 +215,7 @@ def _with(
     if container.cache is not None and attention in caches and part in ("k_proj", "v_proj"):
         both = container.cache.stored(attention, caches[attention])
         beside.append(both[part == "v_proj"])
-    return replace(weight, beside=tuple(beside)) if beside else weight
+    return weight._replace(beside=tuple(beside)) if beside else weight
 
 
 def of_readers(plan: Plan) -> list[tuple[str, str]]:

@@ -8,7 +8,9 @@ from lowbitcli.containers import Container
 from lowbitcli.containers.layouts import TRANSPOSED
 from lowbitcli.containers.stacks import LETTERS, MODELS, NOT_SINGLY, Stacking, fits
 from lowbitcli.errors import CheckpointError
-from lowbitcli.plan.choose import Choice, grouped, splits
+from lowbitcli.plan.choose import splits
+from lowbitcli.plan.fused import grouped
+from lowbitcli.plan.nouns import Choice
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.plan.split import biases, biases_of_experts, experts
 from lowbitcli.recipe import Recipe

@@ -16,10 +16,10 @@ from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.activations import activated
 from lowbitcli.plan.apart import contradicted, readers_of, taken_apart
-from lowbitcli.plan.choose import TRANSPOSED_MODELS, Choice, Conditions, choose
+from lowbitcli.plan.choose import TRANSPOSED_MODELS, Conditions, choose
 from lowbitcli.plan.digest import digest
 from lowbitcli.plan.importance import weighted
-from lowbitcli.plan.nouns import Constant, Job, OutputFile, Plan, Weight, made_of
+from lowbitcli.plan.nouns import Choice, Constant, Job, OutputFile, Plan, Weight, made_of
 from lowbitcli.plan.pad import padded
 from lowbitcli.plan.shards import Placed, index_name, place
 from lowbitcli.plan.source import Source, SourceWeight, examine, lying, refuse_findings
@@ -60,7 +60,8 @@ def build(
         layouts=layouts.of if recipe.layout else None,
     )
     refuse_findings(source)
-    layouts.dead(lying(source))
+    if recipe.layout:
+        layouts.dead(lying(source))
     container = PLAIN if conditions.fake else conditions.container
     if container.needs_config and checkpoint.config is None:
         raise UsageError(
@@ -103,6 +104,7 @@ def build(
         "digest": recipe.digest,
         "fake": conditions.fake,
         **({"layout": layouts.document()} if recipe.layout else {}),
+        **({"measured": recipe.measured.document()} if recipe.measured else {}),
         **({"nibbles": conditions.nibbles} if conditions.nibbles else {}),
         **({"raw_fp8": True} if conditions.raw_fp8 else {}),
         **({"importance": conditions.importance.digest} if conditions.importance else {}),
@@ -244,7 +246,7 @@ def _declaration(weight: Weight) -> Declaration:
         rule,
         weight.plain,
         weight.writes[SCALE].spec.dtype if scheme is not None else "",
-        any(spec.name.endswith(CACHED) for spec, _ in weight.beside),
+        bool(weight.beside) and any(spec.name.endswith(CACHED) for spec, _ in weight.beside),
     )
 
 

@@ -1,8 +1,8 @@
 """What becomes of each weight: which rule takes it, why it is kept, who shares a scale with
 whom."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from lowbitcli.containers import Container
@@ -10,13 +10,15 @@ from lowbitcli.containers.layouts import is_cropped
 from lowbitcli.containers.stacks import ROWS, experts_of, is_stack
 from lowbitcli.errors import RecipeError, UnsupportedError
 from lowbitcli.plan.amaxes import Amaxes
+from lowbitcli.plan.fused import all_grouped, keep_whole_groups, refuse_split
 from lowbitcli.plan.importance import Importance
+from lowbitcli.plan.nouns import Choice
 from lowbitcli.plan.offers import activations_of, check_options
 from lowbitcli.plan.pad import can_pad
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.plan.split import experts
 from lowbitcli.recipe import Decision, Matcher, Recipe
-from lowbitcli.schemes import BY_NAME, Scheme
+from lowbitcli.schemes import BY_NAME
 from lowbitcli.tensors import FLOATING, FP8, Shape, safe
 
 # Models whose linear layers are stored [in, out] (transformers' Conv1D): blocks along the last axis
@@ -29,18 +31,6 @@ SAY_HOW = (
     'a recipe can say it, as in layout: {{"{name}": in_out}}, or out_in; '
     'of gate and up in one tensor also "in_out interleaved" or "in_out halves"'
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a recipe makes of one weight: `target` None and `kept` why, or a scheme and its rule."""
-
-    target: Scheme | None
-    rule: str = "amax"
-    activations: str = "none"
-    kept: str = ""
-    group: str = ""
-    input_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,29 +75,39 @@ def choose(
     matcher = Matcher(recipe, conditions.drafts)
     decisions = {name: matcher.decide(name) for name in weights}
     matcher.dead(weights)
-    choices = {
-        name: _choice(weights[name], decision, conditions) for name, decision in decisions.items()
-    }
+    choices = _choices(weights, decisions, conditions)
     groups: Mapping[str, str] = {}
     if conditions.container.fuses:
         groups = recipe.groups([name for name, one in weights.items() if len(one.shape) >= 2])
-    _keep_whole_groups(choices, groups, weights, conditions.non_finite)
+    keep_whole_groups(choices, groups, weights, conditions.non_finite)
     if not conditions.fake:
         _refuse_unstorable(choices, weights, conditions.container)
     if not conditions.split_groups:
-        _refuse_split(choices, groups, weights, decisions)
-    return {
-        name: grouped(choice, groups.get(name, "")) if choice.target else choice
-        for name, choice in choices.items()
-    }
+        refuse_split(choices, groups, weights, decisions)
+    return all_grouped(choices, groups) if groups else choices
 
 
-def grouped(choice: Choice, group: str) -> Choice:
-    """Return the choice with the key of those it shares a scale with, if its scheme shares any."""
-    if choice.target is None or not choice.target.shares or not group:
-        return choice
-    key = f"{group}|{choice.target.name}|{choice.rule}"
-    return replace(choice, group=key)
+def _choices(
+    weights: Mapping[str, SourceWeight],
+    decisions: Mapping[str, Decision],
+    conditions: Conditions,
+) -> dict[str, Choice]:
+    """Return what becomes of each weight by itself. Matrices of one shape and dtype that a recipe
+    has decided on at once, for the names without their numbers, are looked at once."""
+    known: dict[tuple[int, Shape, str], Choice] = {}
+    found: dict[str, Choice] = {}
+    for (name, weight), decision in zip(weights.items(), decisions.values(), strict=True):
+        stored = weight.scheme is not None or weight.plain is not None or weight.told
+        usual = not stored and len(weight.shape) == 2 and name.endswith(".weight")
+        if not usual or name in conditions.non_finite:
+            found[name] = _choice(weight, decision, conditions)
+            continue
+        key = id(decision), weight.shape, weight.dtype
+        choice = known.get(key)
+        if choice is None:
+            choice = known[key] = _choice(weight, decision, conditions)
+        found[name] = choice
+    return found
 
 
 def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) -> Choice:
@@ -118,7 +118,7 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
     if len(weight.shape) < 2:
         return _refused(weight, decision, f"{len(weight.shape)}-dimensional")
     if rule is None:
-        return _as_it_is(weight, decision.reason)
+        return Choice.to_keep(weight.scheme, decision.reason)
     reason, hint = _unstacked(weight, conditions)
     if reason:
         stack = weight.plain is not None or is_stack(weight.name, len(weight.shape))
@@ -133,7 +133,7 @@ def _choice(weight: SourceWeight, decision: Decision, conditions: Conditions) ->
         hint = SAY_HOW.format(name=weight.name)
         return _refused(weight, decision, "stored [in, out]", conditions.strict, hint)
     if weight.name in conditions.non_finite:
-        return _as_it_is(weight, "it holds NaN or Inf")
+        return Choice.to_keep(weight.scheme, "it holds NaN or Inf")
     scheme = BY_NAME[rule.scheme or ""]
     problem = _misfit(scheme.name, _shape(weight, conditions))
     if problem is not None and not (
@@ -222,13 +222,6 @@ def _misfit(scheme: str, shape: Shape) -> UnsupportedError | None:
     return None
 
 
-def _as_it_is(weight: SourceWeight, reason: str) -> Choice:
-    """Keep a weight: as the source has it, which may be quantized already."""
-    if weight.scheme is None:
-        return Choice(None, kept=reason)
-    return Choice(weight.scheme, kept=f"{reason}; it stays {weight.scheme.name}")
-
-
 def _refused(
     weight: SourceWeight, decision: Decision, reason: str, strict: bool = False, hint: str = ""
 ) -> Choice:
@@ -240,31 +233,18 @@ def _refused(
         hint = hint or "without --strict it is kept as it is"
         raise UnsupportedError(f"{safe(weight.name)}: {reason}", hint=hint)
     kept = reason if decision.rule is not None or not decision.reason else decision.reason
-    return _as_it_is(weight, kept)
-
-
-def _keep_whole_groups(
-    choices: dict[str, Choice],
-    groups: Mapping[str, str],
-    weights: Mapping[str, SourceWeight],
-    non_finite: Iterable[str],
-) -> None:
-    """Keep the partners of a weight that is kept for NaN or Inf: fused weights go together."""
-    because = {groups[name]: name for name in non_finite if name in groups}
-    for name, group in groups.items():
-        if group in because and name != because[group] and choices[name].target is not None:
-            reason = f"{safe(because[group])}, which it is fused with, holds NaN or Inf"
-            choices[name] = _as_it_is(weights[name], reason)
+    return Choice.to_keep(weight.scheme, kept)
 
 
 def _refuse_unstorable(
     choices: Mapping[str, Choice], weights: Mapping[str, SourceWeight], container: Container
 ) -> None:
     """Raise UnsupportedError for a weight that stays quantized in a way the container has not."""
-    for name, choice in choices.items():
-        if choice.target is None:
+    storable: set[int] = set()  # a model has few different choices
+    for (name, choice), weight in zip(choices.items(), weights.values(), strict=True):
+        if choice.target is None or (weight.plain is None and id(choice) in storable):
             continue
-        if weights[name].plain is not None and _has_no_place(weights[name], container):
+        if weight.plain is not None and _has_no_place(weight, container):
             raise UnsupportedError(
                 f"{safe(name)} stays {choice.target.name}, and {container.name} has no place for "
                 "a weight that lies like this one",
@@ -284,35 +264,4 @@ def _refuse_unstorable(
                 hint="dequantize the checkpoint first, or choose another container; what is kept "
                 "by its kind a recipe can quantize, as in quantize: [mtp]",
             )
-
-
-def _refuse_split(
-    choices: Mapping[str, Choice],
-    groups: Mapping[str, str],
-    weights: Mapping[str, SourceWeight],
-    decisions: Mapping[str, Decision],
-) -> None:
-    """Raise RecipeError for a fused group whose members get different schemes."""
-    members: dict[str, list[str]] = {}
-    for name, group in groups.items():
-        members.setdefault(group, []).append(name)
-    for names in members.values():
-        if len({_kind(choices[name], weights[name]) for name in names}) < 2:
-            continue
-        kinds = {name: _kind(choices[name], weights[name]) for name in sorted(names)}
-        told = ", ".join(f"{safe(name)}: {kind}" for name, kind in kinds.items())
-        where = next((decisions[name].where for name in names if decisions[name].where), "")
-        raise RecipeError(
-            f"the recipe splits a fused group ({told})",
-            where=where,
-            hint="serving programs fuse these and need one scheme; "
-            "--allow-split-groups writes it all the same",
-        )
-
-
-def _kind(choice: Choice, weight: SourceWeight) -> str:
-    if choice.target is None:
-        return "kept"
-    if choice.target == weight.scheme and choice.target.shares:
-        return f"{choice.target.name} as it is stored"  # with a scale that partners cannot take on
-    return choice.target.name if choice.rule == "amax" else f"{choice.target.name} {choice.rule}"
+        storable.add(id(choice))

@@ -54,7 +54,7 @@ def _output(specs: Mapping[str, Iterable[TensorSpec]]) -> Iterator[str]:
     for file, listed in sorted(specs.items()):
         yield f"{gap}{_json(file)}:"
         ordered = sorted(listed, key=attrgetter("name"))
-        lines = [f"[{encode_basestring_ascii(s.name)},{_kind(s.dtype, s.shape)}" for s in ordered]
+        lines = [f"[{encode_basestring_ascii(x)},{_kind(dtype, of)}" for x, dtype, of in ordered]
         yield f"[{','.join(lines)}]"
         gap = ","
     yield "}"

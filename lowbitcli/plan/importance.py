@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from lowbitcli.checkpoint.reader import Checkpoint
@@ -158,7 +158,7 @@ def weighted(
             "--importance is given, and no rule searches scales with it",
             hint="--recipe nvfp4-best does, or scale: mse in a rule of nvfp4 or mxfp4",
         )
-    found = [replace(x, importance=importance.of(x)) if weighs(x) else x for x in weights]
+    found = [x._replace(importance=importance.of(x)) if weighs(x) else x for x in weights]
     without = [x.name for x in found if weighs(x) and not x.importance]
     if len(without) == len(searched):
         raise UsageError(

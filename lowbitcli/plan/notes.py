@@ -2,6 +2,7 @@
 will mix dtypes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 
 from lowbitcli.containers import container
@@ -20,7 +21,8 @@ DECODED_TO_BF16 = ("mxfp8", "nvfp4")  # by transformers 5.24, whatever dtype the
 def notes_on(plan: Plan, recipe: Recipe) -> tuple[str, ...]:
     """Return what should be told of a plan that was made with `recipe`."""
     schemes = tuple(dict.fromkeys(rule.scheme for rule in recipe.rules if rule.scheme))
-    refused = [weight for weight in plan.weights if _is_refused(weight, schemes)]
+    kept = [weight for weight in plan.weights if weight.target is None and weight.kept]
+    refused = [weight for weight in kept if _is_refused(weight, schemes)]
     return (
         *_nothing(plan),
         *_refused(refused),
@@ -37,15 +39,15 @@ def _alone(plan: Plan, recipe: Recipe) -> list[str]:
     if not container(plan.container).fuses:
         return []
     sharing = [w for w in plan.quantized if w.target is not None and w.target.shares]
+    groups: dict[str, list[str]] = {}
+    for weight in sharing:
+        if weight.group:  # one of no group has no partners
+            groups.setdefault(weight.group, []).append(weight.name.removesuffix(".weight"))
+    broken = {key for key, its in groups.items() if not _is_whole(key, its)}
+    if not broken:
+        return []
     present = {weight.name.removesuffix(".weight") for weight in sharing}
-    whole: set[str] = set()
-    for key in {weight.group for weight in sharing}:
-        members = _members(key)
-        if present.issuperset(members):
-            whole.update(members)
-    # A weight of no group has no partners, and one of a whole group lacks none.
-    names = [w.name for w in sharing if w.group and w.name.removesuffix(".weight") not in whole]
-    found = recipe.missing(names, present) if names else {}
+    found = recipe.missing([w.name for w in sharing if w.group in broken], present)
     if not found:
         return []
     lines = [
@@ -62,12 +64,15 @@ def _mixed_experts(plan: Plan) -> list[str]:
     and by what the first expert has."""
     if container(plan.container).stacks != "split":
         return []
+    experts = [weight for weight in plan.weights if ".experts." in weight.name]
+    if len({weight.target and weight.target.name for weight in experts}) < 2:
+        return []
     found: dict[str, set[str]] = {}
-    for weight in plan.weights:
+    for weight in experts:
         module, dot, expert = weight.name.partition(".experts.")
         if dot and len(weight.shape) == 2 and expert.partition(".")[0].isdigit():
             found.setdefault(module, set()).add(weight.target.name if weight.target else "kept")
-    mixed = [(experts, schemes) for experts, schemes in found.items() if len(schemes) > 1]
+    mixed = [(module, schemes) for module, schemes in found.items() if len(schemes) > 1]
     if not mixed:
         return []
     lines = [f"{safe(one)}.experts: {', '.join(sorted(some))}" for one, some in mixed[:ALONE]]
@@ -77,10 +82,10 @@ def _mixed_experts(plan: Plan) -> list[str]:
     return ["\n".join([told, *lines])]
 
 
-def _members(key: str) -> list[str]:
-    """Return the modules that the key of a group shows, `a.{b,c}`; none where it is another."""
-    stem, brace, rest = key.partition("|")[0].partition(".{")
-    return [f"{stem}.{tail}" for tail in rest.rstrip("}").split(",")] if brace else []
+def _is_whole(key: str, modules: Sequence[str]) -> bool:
+    """Are these the modules that the key of a group shows, `a.{b,c}`?"""
+    stem, _, rest = key.partition("|")[0].partition(".{")
+    return {f"{stem}.{tail}" for tail in rest.rstrip("}").split(",")} == set(modules)
 
 
 def _nothing(plan: Plan) -> list[str]:
@@ -101,8 +106,8 @@ def _refused(refused: list[Weight]) -> list[str]:
 
 
 def _is_refused(weight: Weight, schemes: tuple[str, ...]) -> bool:
-    """Did a rule take this weight and its scheme not? Its reason is then that of a scheme."""
-    if weight.target is not None or len(weight.shape) < 2 or not weight.kept:
+    """Did a rule take this kept weight and its scheme not? Its reason is then a scheme's."""
+    if len(weight.shape) < 2:
         return False
     if weight.kept.startswith(("stored [in, out]", "a stack of ")):
         return True

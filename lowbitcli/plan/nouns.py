@@ -51,8 +51,7 @@ class Part(NamedTuple):
         return f"{self.spec.name}[{self.span[0]}:{self.span[1]}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):  # which is made in an eighth of the time of a frozen dataclass
     """One tensor of the model, quantized or not: where it comes from, what becomes of it.
 
     `shape` and `dtype` are those of the unquantized tensor. What happens follows from the schemes:
@@ -131,6 +130,24 @@ def made_of(weights: Iterable[Weight]) -> Made:
         elif weight.target is not None and not weight.recodes:
             rounded[weight.name] = weight.rule
     return Made(rounded, kept)
+
+
+class Choice(NamedTuple):
+    """What a recipe makes of one weight: `target` None and `kept` why, or a scheme and its rule."""
+
+    target: Scheme | None
+    rule: str = "amax"
+    activations: str = "none"
+    kept: str = ""
+    group: str = ""
+    input_scale: float | None = None
+
+    @classmethod
+    def to_keep(cls, scheme: Scheme | None, reason: str) -> "Choice":
+        """Keep a weight as the source has it, which may be quantized already."""
+        if scheme is None:
+            return cls(None, kept=reason)
+        return cls(scheme, kept=f"{reason}; it stays {scheme.name}")
 
 
 @dataclass(frozen=True, slots=True)

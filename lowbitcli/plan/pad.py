@@ -30,7 +30,7 @@ def _widened(weight: SourceWeight, shape: Shape) -> SourceWeight:
     layout = cropped(weight.shape[-1], shape[-1])
     read = weight.reads[DATA]
     read = read._replace(stored=Stored("", read.spec.dtype, layout))
-    return replace(weight, shape=shape, reads={DATA: read}, plain=layout)
+    return weight._replace(shape=shape, reads={DATA: read}, plain=layout)
 
 
 def widened_like(source: Source, other: Source) -> Source:

@@ -11,7 +11,7 @@ do not in huggingface_hub 2.4 (`serialization/_base.py`), which cuts the same wa
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.shard_index import SUFFIX
@@ -95,7 +95,7 @@ def _moved(weight: Weight, file: str) -> Weight:
     if all(part.file == file for part in weight.writes.values()):
         return weight
     writes = {name: part._replace(file=file) for name, part in weight.writes.items()}
-    return replace(weight, writes=writes)
+    return weight._replace(writes=writes)
 
 
 def index_name(files: Iterable[str]) -> str:

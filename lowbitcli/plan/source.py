@@ -4,6 +4,7 @@ to be read."""
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowbitcli.checkpoint.reader import Checkpoint, StoredTensor
 from lowbitcli.containers import Container, Listing, recognise, suffixes
@@ -28,8 +29,7 @@ from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
 Layouts = Callable[[str], Stacking | None]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceWeight:
+class SourceWeight(NamedTuple):
     """One tensor of the model as the source holds it: `scheme` None where it is not quantized.
 
     `plain` is how a stack of experts lies where it is not quantized, or a matrix that is `[in,
@@ -115,10 +115,11 @@ def examine(
     for weight in found.weights.values():
         weights[weight.name] = _quantized(weight, checkpoint, layouts)
         parts.update(weight.parts.values())
+    quantized = frozenset(weights)
     for name, stored in checkpoint.tensors.items():
         if name in parts or name in found.activations or name in found.markers:
             continue
-        if name in weights:
+        if name in quantized:
             twice.append(_twice(weights[name]))
             continue
         weights[name] = _plain(stored, checkpoint, layouts)
@@ -153,9 +154,9 @@ def _plain(stored: StoredTensor, checkpoint: Checkpoint, layouts: Layouts | None
         lies = stacking_of(spec.name, spec.shape, checkpoint.config)
     layout = None if lies is None else lies.layout
     if lies is None or layout is None or (len(spec.shape) == 2 and layout == IDENTITY):
-        read = Part(spec, stored.file)
+        reads = {DATA: Part(spec, stored.file)}
         known = told is not None
-        return SourceWeight(spec.name, spec.shape, spec.dtype, None, {DATA: read}, told=known)
+        return SourceWeight(spec.name, spec.shape, spec.dtype, None, reads, told=known)
     read = Part(spec, stored.file, Stored("", spec.dtype, layout))
     shape = layout.spec(spec).shape  # of a layout that is its own inverse
     called = _called(checkpoint) if len(shape) == 3 else ""

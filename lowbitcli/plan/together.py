@@ -6,7 +6,6 @@ headers of the files nothing changes.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from lowbitcli.checkpoint.reader import Checkpoint
@@ -55,12 +54,11 @@ def together(checkpoint: Checkpoint, plans: Mapping[str, Plan], recipe: Mapping[
 
 def source_under(part: str, weight: SourceWeight) -> SourceWeight:
     """Return a component's weight as its pipeline calls it."""
-    return replace(weight, name=f"{part}/{weight.name}", reads=_parts_under(part, weight.reads))
+    return weight._replace(name=f"{part}/{weight.name}", reads=_parts_under(part, weight.reads))
 
 
 def _weight_under(part: str, weight: Weight) -> Weight:
-    return replace(
-        weight,
+    return weight._replace(
         name=f"{part}/{weight.name}",
         reads=_parts_under(part, weight.reads),
         writes=_parts_under(part, weight.writes),

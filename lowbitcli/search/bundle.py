@@ -7,13 +7,13 @@ finish    every slice, for each candidate in turn: quantize, and the sums of wha
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from lowbit_kernels.error import Sums, bands
+from lowbit_kernels.error import Sums, figures_of_bands, total_of_bands
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.pipeline import compute, lossless
 from lowbitcli.pipeline.arithmetic import ops_of
@@ -68,8 +68,8 @@ class _Aim:
         self.is_measured_first = twice and not self.recodes and number > 1
         self.amax: dict[tuple[str, int], Tensor] = {}
         self.shared: dict[tuple[str, int], Tensor | None] = {}
-        self.lost: dict[str, dict[int, list[Sums]]] = {w.name: {} for w in job.weights}
-        self.weighed: dict[str, dict[int, list[Sums]]] = {w.name: {} for w in job.weights}
+        self.lost: dict[str, dict[int, Tensor]] = {w.name: {} for w in job.weights}
+        self.weighed: dict[str, dict[int, Tensor]] = {w.name: {} for w in job.weights}
 
     def share(self) -> None:
         """Make the scales of every matrix from the largest magnitudes of its slices."""
@@ -88,21 +88,19 @@ class _Aim:
                 self.shared[weight.name, matrix] = shared
 
 
-def total_of(weight: Weight, slices: Mapping[int, list[Sums]]) -> Sums:
-    """Return what was lost of a weight, its slices added in order."""
-    found = Sums(weight.numel) if weight.recodes else Sums()
-    for _, some in sorted(slices.items()):
-        for one in some:
-            found = found.plus(one)
-    return found
+def total_of(weight: Weight, slices: Mapping[int, Tensor]) -> Sums:
+    """Return what was lost of a weight, the bands of its slices added in order."""
+    if not slices:
+        return Sums(weight.numel) if weight.recodes else Sums()
+    return total_of_bands(torch.cat([some for _, some in sorted(slices.items())]), weight.numel)
 
 
-def _weighed(w: Tensor, v: Tensor, h: Tensor, unit: int) -> list[Sums]:
-    """Return the error sums of each `unit` rows with columns weighed by `h`; as only ratios of it
-    count, the largest weight is 1."""
+def _weighed(w: Tensor, v: Tensor, h: Tensor, unit: int) -> Tensor:
+    """Return the error figures of the bands of each `unit` rows, in memory of the CPU, with columns
+    weighed by `h`; as only ratios of it count, the largest weight is 1."""
     root = (h / h.amax()).sqrt() if bool(h.any()) else torch.ones_like(h)
     cut = zip((w.float() * root).split(unit), (v * root).split(unit), strict=True)
-    return [one for some, of in cut for one in bands(some, of)]
+    return torch.cat([figures_of_bands(some, of) for some, of in cut]).cpu()
 
 
 class Bundle:
@@ -191,7 +189,7 @@ class Bundle:
         if importance and weight.target is not None:
             v = ops_of(weight.target).dequantize(out, torch.float32)
             (h,) = compute.importance_of(
-                replace(weight, importance=importance), some.matrix, w.device
+                weight._replace(importance=importance), some.matrix, w.device
             )
             aim.weighed[weight.name][some.index] = _weighed(w, v, h, unit)
 
