@@ -31,6 +31,7 @@ from lowbitcli.plan.source import Source, lying
 from lowbitcli.plan.together import source_under, together
 from lowbitcli.recipe import Matcher, Recipe
 from lowbitcli.recipe.layout import Lie
+from lowbitcli.recipe.pattern_set import PatternSet
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.tensors import DATA, safe
 
@@ -230,15 +231,17 @@ def _is_denoiser(part: str) -> bool:
 def _refuse_dead(recipe: Recipe, checkpoint: Checkpoint) -> None:
     """Raise RecipeError where a pattern of the user's takes a tensor of none of its components."""
     taken_out = [*recipe.keep, *(x for rule in recipe.rules for x in rule.exclude)]
-    patterns = [x for rule in recipe.rules for x in rule.match]
-    dead = []
-    for pattern in (*taken_out, *patterns):
-        if not pattern.shipped and not any(
-            _takes(own.model_copy(update={"shipped": False}), component)
-            for part, component in checkpoint.components.items()
-            for own in _patterns([pattern], part, everywhere=pattern in taken_out)
-        ):
-            dead.append(pattern)
+    patterns = [*taken_out, *(x for rule in recipe.rules for x in rule.match)]
+    alive: set[int] = set()
+    for part, component in checkpoint.components.items():
+        own = [
+            (number, one)
+            for number, pattern in enumerate(patterns)
+            for one in _patterns([pattern], part, everywhere=number < len(taken_out))
+        ]
+        taking = PatternSet(one for _, one in own).taking(component.tensors)
+        alive |= {own[place][0] for place in taking}
+    dead = [x for n, x in enumerate(patterns) if not x.shipped and n not in alive]
     if dead:
         Matcher(Recipe(keep=tuple(dead))).dead(checkpoint.tensors)
         raise RecipeError(
@@ -267,14 +270,6 @@ def _refuse_dead_layouts(recipe: Recipe, checkpoint: Checkpoint) -> None:
                 where=lie.where,
                 hint="a pattern without a slash is for the denoiser: text_encoder/* names another",
             )
-
-
-def _takes(pattern: Pattern, component: Checkpoint) -> bool:
-    try:
-        Matcher(Recipe(keep=(pattern,))).dead(component.tensors)
-    except RecipeError:
-        return False
-    return True
 
 
 def _copied(component: Checkpoint) -> Plan:

@@ -19,6 +19,7 @@ from pydantic.json_schema import SkipJsonSchema
 from lowbitcli.containers.stacks import WORDS, Stacking
 from lowbitcli.errors import CheckpointError, RecipeError
 from lowbitcli.recipe.document import did_you_mean, place_of
+from lowbitcli.recipe.pattern_set import PatternSet
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.regex import MAX_NAME
 
@@ -74,20 +75,19 @@ class Layouts:
 
     def __init__(self, said: Sequence[Lie] = ()) -> None:
         self._said = tuple(said)
+        self._set = PatternSet(lie.pattern for lie in self._said)
 
     def of(self, name: str) -> Stacking | None:
         """Return how the weight of this name lies, None where nothing says."""
-        for lie in self._said:
-            if lie.takes(name):
-                return Stacking.of(lie.words)
-        return None
+        found = self._set.first(name) if self._said else None
+        return None if found is None else Stacking.of(self._said[found].words)
 
     def dead(self, names: Iterable[str]) -> None:
         """Raise RecipeError where a pattern takes none of the names of stacks and matrices; none of
         a recipe that was cut for a component is held to take something."""
-        names = list(names)
-        for lie in self._said:
-            if not lie.pattern.shipped and not any(lie.takes(name) for name in names):
+        taking = self._set.taking(names) if self._said else ()
+        for number, lie in enumerate(self._said):
+            if not lie.pattern.shipped and number not in taking:
                 raise RecipeError(
                     f"layout: {lie.pattern.text!r} takes no stack of experts and no matrix",
                     where=lie.where,

@@ -9,8 +9,7 @@
 The first whose pattern takes a weight is its limit.
 """
 
-import re
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, model_validator
@@ -18,8 +17,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.document import Mapping, did_you_mean, place_of
+from lowbitcli.recipe.pattern_set import PatternSet
 from lowbitcli.recipe.patterns import Patterns
-from lowbitcli.regex import MAX_NAME
 
 
 class Threshold(BaseModel):
@@ -47,13 +46,15 @@ class Threshold(BaseModel):
             raise RecipeError(message, where=place_of(value))
         return {**value, "where": place_of(value)}
 
-    @cached_property
-    def _compiled(self) -> tuple[re.Pattern[str], ...]:
-        return tuple(re.compile(one.source([0]), re.DOTALL) for one in self.match)
 
-    def takes(self, name: str) -> bool:
-        """Does it take this weight, or its module?"""
-        names = {name, name.removesuffix(".weight")}
-        return len(name) <= MAX_NAME and any(
-            pattern.match(one) is not None for pattern in self._compiled for one in names
-        )
+class Limits:
+    """Thresholds in order."""
+
+    def __init__(self, thresholds: Sequence[Threshold]) -> None:
+        self._of = [number for number, one in enumerate(thresholds) for _ in one.match]
+        self._set = PatternSet(pattern for one in thresholds for pattern in one.match)
+
+    def of(self, name: str) -> int | None:
+        """Return which threshold takes this weight, or its module, first; None where none does."""
+        found = self._set.first(name)
+        return None if found is None else self._of[found]

@@ -1,5 +1,6 @@
 """Which rule takes a tensor, or why it is kept: all patterns of a recipe as one expression."""
 
+import bisect
 import difflib
 import re
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import KeptKind
 from lowbitcli.recipe.drafts import KIND, is_draft
 from lowbitcli.recipe.model import Recipe, Rule
+from lowbitcli.recipe.pattern_set import PatternSet
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.regex import MAX_NAME
 
@@ -18,6 +20,7 @@ T = TypeVar("T")
 NO_RULE = "no rule matches"
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")  # of bytes: ten times as fast as of text
 _MOST_KNOWN = 4096
+_MOST_TOLD, _MOST_HINTS = 20, 5  # of patterns that take nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +62,13 @@ class Matcher:
         self._entries = [_Entry(pattern, None, -1) for pattern in recipe.keep]
         for rank, rule in enumerate(recipe.rules):
             self._entries += [_Entry(pattern, rule, rank) for pattern in rule.match]
-        self._literals: dict[str, list[_Entry]] = {}
-        for entry in self._entries:
-            if entry.pattern.is_literal:
-                self._literals.setdefault(entry.pattern.text, []).append(entry)
-        self._searches: dict[int, _Alternatives[_Entry]] = {}
-        self._excluded = {
-            rank: _Alternatives((pattern, rule) for pattern in rule.exclude)
-            for rank, rule in enumerate(recipe.rules)
-            if rule.exclude
-        }
+        self._ranks = [entry.rank for entry in self._entries]
+        self._set = PatternSet(entry.pattern for entry in self._entries)
+        excluded = [(rank, x) for rank, rule in enumerate(recipe.rules) for x in rule.exclude]
+        self._excluded_by = [rank for rank, _ in excluded]
+        self._excluded = PatternSet(pattern for _, pattern in excluded)
         self._kinds = _Kinds(recipe.kinds)
-        every = [*recipe.keep, *(p for rule in recipe.rules for p in (*rule.match, *rule.exclude))]
+        every = [*self._set.patterns, *self._excluded.patterns]
         every += [p for kind in recipe.kinds for p in (*kind.components, *kind.patterns, *kind.but)]
         # Where no pattern tells digits apart, neither need we: layers and experts are numbered.
         self._tells_digits = not all(map(_takes_any_digit, every))
@@ -106,52 +104,41 @@ class Matcher:
 
     def _first(self, name: str) -> tuple[_Entry | None, bool]:
         """Return the first entry that takes the name, and whether it names it literally."""
-        rank = -2
-        while True:
-            entry, exact = self._first_after(rank, name)
-            if entry is None:
-                return None, False
-            excluded = self._excluded.get(entry.rank)
-            if excluded is None or excluded.first(name) is None:
-                return entry, exact
-            rank = entry.rank
+        start = 0
+        while (number := self._set.first(name, start)) is not None:
+            rank = self._ranks[number]
+            if not self._is_excluded(rank, name):
+                exact = (x for x in self._set.literals(name) if self._ranks[x] == rank)
+                named = next(exact, None)
+                return self._entries[number if named is None else named], named is not None
+            start = bisect.bisect_right(self._ranks, rank)
+        return None, False
 
-    def _first_after(self, rank: int, name: str) -> tuple[_Entry | None, bool]:
-        if rank not in self._searches:
-            self._searches[rank] = _Alternatives(
-                (entry.pattern, entry)
-                for entry in self._entries
-                if entry.rank > rank and not entry.pattern.is_literal
-            )
-        found = self._searches[rank].first(name)
-        if not self._literals:
-            return found, False
-        for text in (name, name.removesuffix(".weight")):
-            for entry in self._literals.get(text, ()):
-                if entry.rank > rank and (found is None or entry.rank <= found.rank):
-                    return entry, True
-        return found, False
+    def _is_excluded(self, rank: int, name: str) -> bool:
+        start = bisect.bisect_left(self._excluded_by, rank)
+        stop = bisect.bisect_right(self._excluded_by, rank)
+        return start < stop and self._excluded.first(name, start, stop) is not None
 
     def dead(self, names: Iterable[str]) -> None:
         """Raise RecipeError where a pattern of the user's recipe takes none of the names."""
         names = list(names)
-        known = {*names, *(name.removesuffix(".weight") for name in names)}
-        patterns = [entry.pattern for entry in self._entries]
-        patterns += [pattern for rule in self._recipe.rules for pattern in rule.exclude]
+        patterns = [*self._set.patterns, *self._excluded.patterns]
         patterns += [pattern for one in self._recipe.thresholds for pattern in one.match]
-        dead = [
-            pattern
-            for pattern in patterns
-            if not pattern.shipped and _is_dead(pattern, names, known)
-        ]
+        own = PatternSet(pattern for pattern in patterns if not pattern.shipped)
+        if not own.patterns:
+            return
+        taking = own.taking(names)
+        dead = [pattern for number, pattern in enumerate(own.patterns) if number not in taking]
         if not dead:
             return
-        lines = [f"{pattern.text!r} matches no tensor" for pattern in dead]
+        lines = [f"{pattern.text!r} matches no tensor" for pattern in dead[:_MOST_TOLD]]
         others = [
             f"{pattern.where}: {line}" if pattern.where else line
-            for pattern, line in zip(dead[1:], lines[1:], strict=True)
+            for pattern, line in zip(dead[1:], lines[1:], strict=False)
         ]
-        hints = [_nearest(pattern, names) for pattern in dead]
+        more = len(dead) - len(lines)
+        others += [f"and {more} more patterns match none"] if more else []
+        hints = [_nearest(pattern, names) for pattern in dead[:_MOST_HINTS]]
         raise RecipeError(
             "\n".join([lines[0], *others]),
             where=dead[0].where,
@@ -235,13 +222,6 @@ def _takes_any_digit(pattern: Pattern) -> bool:
 
 def _each(groups: Iterable[tuple[Pattern, ...]]) -> "list[_Alternatives[bool]]":
     return [_Alternatives((pattern, True) for pattern in group) for group in groups]
-
-
-def _is_dead(pattern: Pattern, names: list[str], known: set[str]) -> bool:
-    if pattern.is_literal:
-        return pattern.text not in known
-    one = _Alternatives([(pattern, True)])
-    return all(one.first(name) is None for name in names if len(name) <= MAX_NAME)
 
 
 def _nearest(pattern: Pattern, names: list[str]) -> str:

@@ -53,6 +53,11 @@ class Pattern(BaseModel):
         return not self.is_regex and not any(char in self.text for char in "*?[")
 
     @property
+    def wildcards(self) -> int:
+        """How many characters of it stand for others."""
+        return sum(self.text.count(char) for char in "*?[+{")
+
+    @property
     def sees_the_end(self) -> bool:
         """Can this expression take a module's name, the start of a tensor's, but not that?"""
         return self.is_regex and any(part in self.text for part in ("$", "\\Z", "\\b", "\\B", "(?"))
@@ -111,22 +116,38 @@ def _glob(text: str, counter: list[int]) -> str:
     return "".join([*out, ".*", pieces[-1]])
 
 
-def _no_stars(piece: str) -> str:
-    out, index = [], 0
-    while index < len(piece):
-        char = piece[index]
-        end = piece.find("]", index + 2)
+def characters(text: str) -> list[str]:
+    """Return what a glob asks for, one character after the other: itself, `?`, `[...]` as a regular
+    expression has it; and `*` for any number of any."""
+    out: list[str] = []
+    for number, piece in enumerate(re.split(r"\*+", text)):
+        out += ["*", *_characters(piece)] if number else _characters(piece)
+    return out
+
+
+def _characters(text: str) -> list[str]:
+    out: list[str] = []
+    index = 0
+    while index < len(text):
+        char = text[index]
+        end = text.find("]", index + 2)
         if char == "[" and end > 0:
-            body = piece[index + 1 : end]
+            body = text[index + 1 : end]
             negated, body = body[0] == "!" and len(body) > 1, body
             body = body[1:] if negated else body
             kept = re.sub(r"([\\\[\]^&~|])", r"\\\1", body)
             out.append(f"[{'^' if negated else ''}{kept}]")
             index = end + 1
             continue
-        out.append("." if char == "?" else re.escape(char))
+        out.append(char)
         index += 1
-    return "".join(out)
+    return out
+
+
+def _no_stars(piece: str) -> str:
+    return "".join(
+        "." if one == "?" else one if len(one) > 1 else re.escape(one) for one in _characters(piece)
+    )
 
 
 def _one_or_more(value: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lowbitcli.plan.source import Source
 from lowbitcli.recipe import Consumer
-from lowbitcli.recipe.limits import Threshold
+from lowbitcli.recipe.limits import Limits, Threshold
 from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import WARN, Problem, Step, WeightRow
 from lowbitcli.verify.sample import Sample
@@ -61,9 +61,9 @@ def _thresholds(
             what, skipped="nothing was measured: no source was named, or nothing to measure"
         )
     problems: list[Problem] = []
-    count, used = 0, set()
+    count, used, limits = 0, set(), Limits(thresholds)
     for row in rows:
-        number = next((n for n, one in enumerate(thresholds) if one.takes(row.name)), None)
+        number = limits.of(row.name)
         if number is None:
             continue
         used.add(number)

@@ -176,8 +176,8 @@ def test_one_pass_over_many_names(tmp_path):
     assert len(names) > 100_000
     assert len(groups) == 2 * 64 * 521
     assert len(set(groups.values())) == 64 * 521
-    # one search for all rules, one for those after the exclusion: no pattern is tried by itself
-    assert set(matcher._searches) == {-2, 0}
+    # what a character leads to is found out once: names share most of their beginnings
+    assert len(matcher._set._globs._sets) < 200
     # a component is looked up once: as many as there are different ones
     parts = {part for name in names for part in name.split(".")}
     assert len(matcher._kinds._of_component) <= len(parts)
