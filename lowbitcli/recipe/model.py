@@ -3,7 +3,7 @@
 A recipe file is a mapping with the keys of `Recipe`, and `extends`, another recipe by name or file.
 `ignore` and `exclude` mean `keep`, `quantize: [heads]` means `defaults: {heads: quantize}`,
 `layout` says how weights lie in the source (see `layout`), `thresholds` what they may lose (see
-`limits`), `consumer` who is to load the output (see `consumer`).
+`limits`), `consumer` who is to load the output (see `consumer`), `measured` by what it was chosen.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from lowbitcli.recipe.document import Mapping, did_you_mean, place, place_of
 from lowbitcli.recipe.fuse import group, missing
 from lowbitcli.recipe.layout import Layouts, Lie, lies
 from lowbitcli.recipe.limits import Threshold
+from lowbitcli.recipe.measured import Measured
 from lowbitcli.recipe.patterns import Patterns
 from lowbitcli.schemes import BY_NAME, SCHEMES, Scheme
 
@@ -154,6 +155,7 @@ class Recipe(BaseModel):
     kv_scale: Constant | None = None
     fake: StrictBool = False
     nonfinite: Literal["error", "keep"] = "error"
+    measured: Measured | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -222,7 +224,8 @@ class Recipe(BaseModel):
         said["layout"] = (*self.layout, *base.layout)
         said["thresholds"] = (*self.thresholds, *base.thresholds)
         said["defaults"] = {**base.defaults, **self.defaults}
-        return base.model_copy(update={"description": "", **said, "name": self.name})
+        mine = {"description": "", "measured": None, **said, "name": self.name}
+        return base.model_copy(update=mine)
 
 
 def _refuse_constants(value: dict[str, Any]) -> None:
@@ -263,7 +266,7 @@ def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[s
 _SYNONYMS = {"Rule": ("ignore",), "Recipe": ("ignore", "exclude", "quantize", "extends")}
 _OURS = ("where", "name", "said")
 # What decides nothing of the output, or (fake) is said of it besides.
-_NOT_WRITTEN = {"name", "description", "consumer", "defaults", "thresholds", "fake"}
+_NOT_WRITTEN = {"name", "description", "consumer", "defaults", "thresholds", "fake", "measured"}
 
 
 def _refuse_unknown(value: dict[str, Any], model: type[BaseModel]) -> None:

@@ -34,6 +34,7 @@ WHAT = {
     "kv_scale": "one scale for all keys and values of an FP8 cache",
     "fake": "store what the quantized weights decode to, unquantized, as --fake does",
     "nonfinite": "a weight with NaN or Inf: stop, or keep it as it is",
+    "measured": "error against bits, by which lowbit recipe auto chose; it decides nothing",
 }
 WHAT_OF_RULES = {
     "match": "which weights: names, globs, or re: and an expression",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from lowbitcli.report import layers, words
+from lowbitcli.report import bits, layers, words
 from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import Verification
 
@@ -28,6 +28,8 @@ def markdown(found: Verification) -> str:
     maps = layers.maps(found)
     for one in maps.maps if maps is not None else ():
         text += _map(one)
+    if (chosen := bits.budget(found)) is not None:
+        text += ["## Error against bits", table(("bits", "dB", "of what"), chosen.rows)]
     if rows := words.worst(found):
         text += ["## Largest errors", table(("tensor", "scheme", "SQNR", "relative", "why"), rows)]
     if rows := words.blocks(found):

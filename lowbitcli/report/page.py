@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from lowbitcli.report import layers, loss, method, plots, words
+from lowbitcli.report import bits, layers, loss, method, plots, words
 from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import Verification
 
@@ -28,6 +28,7 @@ def page(found: Verification) -> str:
         "maps": layers.maps(found),
         "errors": plots.errors(found),
         "scales": plots.scales(found),
+        "budget": bits.budget(found),
         "worst": words.worst(found),
         "schemes": words.schemes(found),
         "kept": _kept(found),
@@ -61,6 +62,7 @@ def _sections(parts: dict[str, Any]) -> list[tuple[str, str]]:
         ("layers", "maps", "Layers and kinds"),
         ("errors", "errors", "Errors"),
         ("scales", "scales", "Scales"),
+        ("budget", "budget", "Error against bits"),
         ("worst", "worst", "Largest errors"),
         ("sizes", "schemes", "Sizes"),
         ("kept", "kept", "Not quantized"),
@@ -96,6 +98,8 @@ def _kept(found: Verification) -> list[tuple[str, int, list[str]]]:
 
 
 def _recipe(found: Verification) -> list[str]:
-    """Return what the checkpoint says of its recipe, line by line."""
+    """Return what the checkpoint says of its recipe, line by line; the curve is drawn."""
     said = (found.manifest or {}).get("recipe")
+    if isinstance(said, dict):
+        said = {key: value for key, value in said.items() if key != "measured"}
     return json.dumps(said, indent=2, ensure_ascii=False).splitlines() if said else []

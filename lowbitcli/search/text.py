@@ -16,6 +16,7 @@ from lowbitcli.tensors import safe
 
 MEASURED = 64 << 10  # bytes of comments on single units, at most: recipes have a largest size
 CURVE = 13  # places of the curve in a table
+PLACES = 41  # of the curve that are written down for reports
 
 
 def text(found: Found, solution: Solution, names: Sequence[str], others: Iterable[str]) -> str:
@@ -32,7 +33,26 @@ def text(found: Found, solution: Solution, names: Sequence[str], others: Iterabl
     for candidate in found.candidates:
         if candidate.name in rules:
             lines += _rule(found, candidate, names, rules[candidate.name])
+    lines += ["", *_places(found, solution)]
     return "\n".join([*lines, "", *_measured(found, names)]) + "\n"
+
+
+def _places(found: Found, solution: Solution) -> list[str]:
+    """Return `measured`: the curve, what one scheme for all comes to, and what was chosen; without
+    places where nothing is lost, which no curve of dB has."""
+    curve = thinned([one for one in found.curve if one.error > 0] or found.curve[:1], PLACES)
+    uniform = {name: _place(found, x.cost, x.error) for name, x in found.uniform.items() if x.error}
+    chosen = _place(found, solution.cost, solution.error) if solution.error > 0 else None
+    return [
+        "measured:",
+        f"  curve: {json.dumps([_place(found, x.cost, x.error) for x in curve if x.error > 0])}",
+        f"  uniform: {json.dumps(uniform)}",
+        *([f"  chosen: {json.dumps(chosen)}"] if chosen is not None else []),
+    ]
+
+
+def _place(found: Found, cost: int, error: float) -> tuple[float, float]:
+    return round(found.bits(cost), 4), round(found.db(error), 3)
 
 
 def recipe_name(member: str, found: Found) -> str:

@@ -24,7 +24,7 @@ BAD = {
         RULE + "name: x",
         "2:1: key 'name' is unknown",
         "known: description, container, consumer, rules, keep, defaults, fuse, layout, thresholds, "
-        "kv_scale, fake, nonfinite, ignore, exclude, quantize, extends",
+        "kv_scale, fake, nonfinite, measured, ignore, exclude, quantize, extends",
     ),
     "unknown key of a rule": (
         "rules:\n  - match: a\n    scheme: nvfp4\n    scal: x\n",

@@ -2,21 +2,32 @@
 
 import itertools
 import json
+import math
 import re
 
 import pytest
 
 from lowbitcli import api, report
+from lowbitcli import recipe as recipes
 from lowbitcli.errors import UsageError
-from lowbitcli.report import curve
+from lowbitcli.report import bits, curve
+from lowbitcli.report.markdown import markdown
+from lowbitcli.report.page import page
+from lowbitcli.report.read import verification
 from lowbitcli.search import told
 from tests.checkpoints import single, weight
+from tests.report.made import HOSTILE
+from tests.report.made import found as verified
 from tests.search import models
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    source = models.dense(tmp_path_factory.mktemp("curve") / "model")
+def source(tmp_path_factory):
+    return models.dense(tmp_path_factory.mktemp("curve") / "model")
+
+
+@pytest.fixture(scope="module")
+def found(source):
     return api.choose(source, api.Wanted(bits=5.8), api.Allowed("cpu"))
 
 
@@ -38,8 +49,8 @@ def test_the_picture_lies_in_its_box_and_falls_from_right_to_left(found):
     places = [tuple(map(float, one.split())) for one in picture.path[1:].split("L")]
     assert len(places) == sum(one.error > 0 for one in found.curve)
     marks = [(one.x, one.y) for one in (*picture.uniform, picture.chosen)]
-    assert all(-1 <= x <= curve.WIDTH + 1 for x, _ in (*places, *marks))
-    assert all(-1 <= y <= curve.HEIGHT + 1 for _, y in (*places, *marks))
+    assert all(-1 <= x <= bits.WIDTH + 1 for x, _ in (*places, *marks))
+    assert all(-1 <= y <= bits.HEIGHT + 1 for _, y in (*places, *marks))
     heights = sorted(one.at for one in picture.uniform)
     assert all(b - a >= 15 for a, b in itertools.pairwise(heights))
     assert places == sorted(places, key=lambda one: (one[0], -one[1]))
@@ -92,3 +103,57 @@ def test_hostile_names_are_text(tmp_path):
 def test_other_suffixes_are_refused(found, tmp_path):
     with pytest.raises(UsageError, match="no report can be written"):
         report.write_curve(found, tmp_path / "x.pdf")
+
+
+@pytest.fixture(scope="module")
+def made(source, found, tmp_path_factory):
+    """Return the verification of an output of the recipe that was chosen."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "r.yaml").write_text(found.chosen.text)
+    api.quantize(source, folder / "out", api.Request(recipe=folder / "r.yaml"), device="cpu")
+    return api.verify(folder / "out", against=source, device="cpu")
+
+
+def test_verify_shows_by_what_the_recipe_was_chosen(found, made):
+    said = made.manifest["recipe"]["measured"]
+    at = found.bits(found.chosen.solution.cost), found.db(found.chosen.solution.error)
+    assert said["chosen"] == [round(at[0], 4), round(at[1], 3)]
+    assert said["uniform"].keys() == {"nvfp4", "mxfp8", "fp8"}  # keep loses nothing
+    assert said["curve"] == sorted(said["curve"]) and len(said["curve"]) > 10
+    shown = page(made)
+    assert f"at {at[0]:.2f} bits, {at[1]:.2f} dB" in shown
+    assert shown.count("Error against bits:") == 1 and ">all mxfp8</text>" in shown
+    assert f"| {at[0]:.3f} | {at[1]:.2f} | chosen |" in markdown(made)
+    assert "measured" not in shown[shown.index("The recipe, as the checkpoint tells it") :][:900]
+    again = verification(json.loads(json.dumps(made.to_dict())))
+    assert page(again) == shown
+
+
+def test_what_was_measured_decides_nothing_and_holds_for_one_recipe_alone(found, tmp_path):
+    (tmp_path / "r.yaml").write_text(found.chosen.text)
+    recipe = recipes.load(str(tmp_path / "r.yaml"))
+    assert recipe.measured is not None
+    assert recipe.model_copy(update={"measured": None}).digest == recipe.digest
+    (tmp_path / "s.yaml").write_text("{extends: r.yaml, nonfinite: keep}")
+    assert recipes.load(str(tmp_path / "s.yaml")).measured is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None, 1, [], {}, {"curve": []}, {"curve": [[4.5]]}, {"curve": [[4.5, math.nan]]},
+        {"curve": [[0, 1]]}, {"curve": [[-4.5, 1]]}, {"curve": [[4.5, 1e300]]},
+        {"curve": [["4.5", 20]]}, {"curve": [[4.5, 20.0]], "more": 1},
+    ],
+)  # fmt: skip
+def test_what_is_no_curve_is_not_shown(said):
+    shown = verified(manifest={"recipe": {"name": "x", "measured": said}})
+    assert bits.budget(shown) is None and "Error against bits" not in page(shown)
+
+
+def test_names_of_strangers_on_the_curve_are_text():
+    said = {"curve": [[4.5, 20.0], [8.25, 31.0]], "uniform": {HOSTILE: [4.5, 20.0]}}
+    shown = verified(manifest={"recipe": {"measured": said}})
+    assert bits.budget(shown) is not None
+    assert "<script>" not in page(shown) and "alert" in page(shown)
+    assert "<script>" not in markdown(shown)
