@@ -25,6 +25,7 @@ from lowbitcli.plan.loads import loads
 from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.recipe import Recipe
+from lowbitcli.recipe.fuse import refuse_dead
 from lowbitcli.tensors import safe
 
 DEFAULT_SCHEME = "nvfp4"
@@ -165,6 +166,11 @@ def quantization(
                     plan = replace(plan, chosen=_why(conditions.container))
                 told = (*notes_on(plan, recipe), *loads(plan, checkpoint, recipe))
                 plan = replace(plan, notes=(*plan.notes, *told))
+        if recipe.fuse:
+            names = {*checkpoint.tensors, *(weight.name for weight in plan.weights)}
+            if checkpoint.components:
+                names = {name.partition("/")[2] for name in names}
+            refuse_dead(names, recipe.fuse)
         suffix = f"{recipe.name}-fake" if fake else recipe.name
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import SLOT, FuseGroup
 
 
@@ -61,6 +62,21 @@ def missing(
         if lacks and all(lacks):
             found[name] = min(lacks, key=len)
     return found
+
+
+def refuse_dead(names: Iterable[str], fused: Iterable[FuseGroup]) -> None:
+    """Raise RecipeError where a template of a recipe takes none of the names."""
+    modules = {name.removesuffix(".weight") for name in names}
+    for one in fused:
+        for member in one.members:
+            head, _, tail = member.partition(SLOT)
+            least = len(head) + len(tail)
+            if not any(x.endswith(tail) and x.startswith(head) and len(x) > least for x in modules):
+                raise RecipeError(
+                    f"fuse: {member!r} matches no tensor",
+                    where=one.where,
+                    hint="lowbit inspect lists the names",
+                )
 
 
 def _lacking(one: FuseGroup, common: str, present: set[str]) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 import pytest
 
+from lowbitcli.api import Request, plan_quantize
+from lowbitcli.errors import RecipeError
 from lowbitcli.recipe import Recipe
+from tests.checkpoints import single, weight
 
 L = "model.layers.3."
 # a reader's fused matrix -> what a checkpoint calls its members
@@ -60,3 +63,25 @@ def test_a_recipe_adds_groups():
     groups = recipe.groups(listed)
     assert groups[listed[0]] == groups[listed[1]] and listed[2] not in groups
     assert recipe.missing(listed[:1]) == {listed[0]: (f"{L}mlp.right",)}
+
+
+@pytest.mark.parametrize(
+    ("fuse", "dead"),
+    [
+        ('["{}.fc1", "{}.fc3"]', "{}.fc3"),
+        ('["model.{}.fc1", "x.{}.fc2"]', "x.{}.fc2"),
+        ('["{}.fc1", "model.layers.0.{}.layers.0.mlp.fc2"]', "model.layers.0.{}.layers.0.mlp.fc2"),
+        ('["{}.fc1", "model.layers.{}.fc2.weight"]', ""),
+    ],
+)
+def test_a_template_that_takes_nothing_is_an_error(tmp_path, fuse, dead):
+    tensors = {f"model.layers.0.mlp.{one}.weight": weight(32, 64) for one in ("fc1", "fc2")}
+    source, path = single(tmp_path / "m", tensors), tmp_path / "r.yaml"
+    path.write_text(f"extends: nvfp4\nfuse:\n  - {fuse}\n")
+    if not dead:
+        assert len(plan_quantize(source, None, Request(recipe=path)).quantized) == 2
+        return
+    with pytest.raises(RecipeError) as told:
+        plan_quantize(source, None, Request(recipe=path))
+    assert told.value.message == f"{path}:3:5: fuse: {dead!r} matches no tensor"
+    assert told.value.exit_code == 3
