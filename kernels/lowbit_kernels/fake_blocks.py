@@ -81,7 +81,7 @@ def _dynamic(
     return y[:, :cols].reshape(x.shape).contiguous()
 
 
-_dynamic.register_fake(fake_plain.same_shape)
+fake_plain.traced(_dynamic, fake_plain.same_shape)
 
 
 @typed_with_meta

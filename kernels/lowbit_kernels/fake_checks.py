@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource]
+    is_functorch_wrapped_tensor,
+)
 
 from lowbit_kernels.amax import FLOATING
 from lowbit_kernels.checks import check_tensor
@@ -64,10 +67,12 @@ def integer_range(num_bits: int, unsigned: bool, narrow_range: bool) -> tuple[fl
 
 def check_signs(x: Tensor, amax: Tensor, unsigned: bool) -> None:
     """Raise ValueError for a negative amax, or negative values for unsigned integers, where they
-    lie on the CPU: nothing waits for another device.
+    lie on the CPU: nothing waits for another device, and nothing looks at what is traced.
     """
     if torch.compiler.is_compiling() or amax.device.type != "cpu" or x.device.type != "cpu":
         return
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(amax):
+        return  # a sample of many, of which nobody can ask
     if (amax < 0).any():
         raise ValueError("amax is a magnitude, here some are negative")
     if unsigned and (x < 0).any():

@@ -19,6 +19,7 @@ their own are in `fake_blocks`.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,10 +119,26 @@ def _shape_of_dtype(x: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(x, dtype=rest[-1], memory_format=torch.contiguous_format)
 
 
+def traced(operator: Any, shape: Callable[..., Tensor]) -> None:
+    """Say what tracing needs to know of an operator, and what `torch.func.vmap` does with it: one
+    sample after another, as scales may be of all of a sample."""
+
+    def one_by_one(info: Any, dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
+        pairs = list(zip(given, dims, strict=True))
+        each = [
+            operator(*(x if d is None else x.select(d, i) for x, d in pairs))
+            for i in range(info.batch_size)
+        ]
+        return torch.stack(each), 0
+
+    operator.register_fake(shape)
+    operator.register_vmap(one_by_one)
+
+
 for _operator in _SAME_DTYPE:
-    _operator.register_fake(same_shape)
+    traced(_operator, same_shape)
 for _operator in _OWN_DTYPE:
-    _operator.register_fake(_shape_of_dtype)
+    traced(_operator, _shape_of_dtype)
 
 
 def integers(

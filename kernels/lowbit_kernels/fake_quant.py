@@ -38,16 +38,27 @@ from lowbit_kernels.typed import typed_with_meta
 
 
 class StraightThrough(torch.autograd.Function):
-    """Take `y` for a function of `x` whose derivative is 1 where `inside`, 0 elsewhere."""
+    """Take `y` for a function of `x` whose derivative is 1 where `inside`, 0 elsewhere.
+
+    In this form `torch.func` takes it too. There is no `jvp`, as `torch.compile` takes no function
+    that has one: forward mode is refused by torch.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
+    def forward(x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
         """Return `y`; `inside` is None where the derivative is 1 everywhere."""
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the derivative needs."""
+        x, _, inside = inputs
         ctx.everywhere = inside is None
         ctx.dtype = x.dtype
         if inside is not None:
             ctx.save_for_backward(inside)
-        return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -76,14 +87,19 @@ def _within(x: Tensor, amax: Tensor | None, pass_through: bool) -> Tensor | None
 
 
 def _unbiased(inputs: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what is rounded: with a bias in the wider of both dtypes."""
+    """Return what is rounded: with a bias in the wider of both dtypes, fp32 at most."""
     fake_checks.check_bias(bias, inputs)
-    return inputs if bias is None else inputs - bias.detach().to(inputs.device)
+    if bias is None:
+        return inputs
+    wide = torch.promote_types(inputs.dtype, bias.dtype)
+    wide = torch.float32 if wide == torch.float64 else wide
+    # A number on the CPU would count with other bits on another device, and with fewer than it has.
+    return inputs.to(wide) - bias.detach().to(inputs.device, wide)
 
 
 def _biased(y: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
     """Return rounded values with their bias, in the dtype of the inputs."""
-    return y if bias is None else (y + bias.detach().to(y.device)).to(inputs.dtype)
+    return y if bias is None else (y + bias.detach().to(y.device, y.dtype)).to(inputs.dtype)
 
 
 @typed_with_meta

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowbit_kernels import fake_quant
+from lowbit_kernels import fake_plain, fake_quant
 from tests.kernels.samples import DTYPES, difference
 
 
@@ -139,10 +140,42 @@ def test_a_bias_is_taken_away_and_given_back(name):
 
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bias_of_more_bits_is_not_rounded_before(name):
+    """Nor a number without dimensions, which torch gives the dtype of a tensor beside it."""
     x = example(torch.bfloat16).detach()
-    bias = torch.linspace(-2, 2, 64)
-    want = (BIASED[name](x.float() - bias, None) + bias).to(torch.bfloat16)
-    assert difference(BIASED[name](x, bias), want) == ""
+    for bias in (torch.linspace(-2, 2, 64), torch.tensor(0.3)):
+        want = (BIASED[name](x.float() - bias, None) + bias).to(torch.bfloat16)
+        for given in (bias, bias.double()):  # fp64 counts as fp32
+            assert difference(BIASED[name](x, given), want) == ""
+
+
+class Devices(TorchDispatchMode):
+    """Notes calls that compute with tensors of two devices."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixed = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = {x.device for x in args if isinstance(x, torch.Tensor)}
+        if len(found) > 1 and function.namespace != "lowbit":
+            self.mixed.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_numbers_of_the_cpu_are_moved_before_they_are_computed_with():
+    """On a device where nothing has values: CUDA would multiply by their reciprocals."""
+    x, one = torch.empty(6, 64, device="meta"), torch.tensor(1.25)
+    raw = [op._init_fn for op in (fake_plain._integer, fake_plain._e4m3)]
+    calls = [lambda x, b=b: b(x, one) for b in BIASED.values()]
+    calls += [lambda x: raw[0](x, one, -127.0, 127.0, None, None), lambda x: raw[1](x, one)]
+    calls += [lambda x: fake_quant.static_block_fp4(x, one, one)]
+    for call in calls:
+        with Devices() as seen:
+            assert call(x).device.type == "meta"
+        assert seen.mixed == []
+    with Devices() as seen:
+        _ = x * one
+    assert seen.mixed == ["aten.mul.Tensor"]
 
 
 @pytest.mark.parametrize("name", SIDES)
@@ -165,3 +198,50 @@ def test_casts_are_one_graph_too():
     x, upstream = example() * 4, torch.ones(6, 64)
     for g, w in zip(gradient(compiled, x, upstream), gradient(both, x, upstream), strict=True):
         assert difference(g, w) == ""
+
+
+@pytest.mark.parametrize("p", [False, True])
+@pytest.mark.parametrize("name", SIDES)
+def test_torch_func_gives_the_gradients_of_autograd(name, p):
+    """grad, vmap, grad of each sample: the same numbers, clipped where autograd clips."""
+    function = SIDES[name][0]
+    x = torch.stack([example(seed=seed).detach() for seed in range(3)])
+    upstream = torch.randn(x.shape, generator=torch.Generator().manual_seed(9))
+    pairs = [gradient(lambda x: function(x, p), a, u) for a, u in zip(x, upstream, strict=True)]
+    grads, values = map(torch.stack, zip(*pairs, strict=True))
+
+    def loss(x, upstream):
+        return (function(x, p) * upstream).sum()
+
+    assert difference(torch.func.grad(loss)(x[0], upstream[0]), grads[0]) == ""
+    assert difference(torch.func.vmap(lambda x: function(x, p))(x), values) == ""
+    assert difference(torch.func.vmap(torch.func.grad(loss))(x, upstream), grads) == ""
+    turned = torch.func.vmap(lambda x: function(x, p), in_dims=2, out_dims=2)(x.movedim(0, 2))
+    assert difference(turned.movedim(2, 0).contiguous(), values) == ""
+    rows = torch.func.jacrev(lambda x: function(x, p)[0, :4])(x[0])
+    for i in range(4):
+        one = torch.zeros(6, 64)
+        one[0, i] = 1.0
+        assert torch.equal(rows[i], gradient(lambda x: function(x, p), x[0], one)[0])
+
+
+def test_torch_func_of_casts_and_of_an_amax_of_each_sample():
+    x = torch.stack([example(seed=seed).detach() * 3 for seed in range(3)])
+    for cast, top in ((fake_quant.fp4_cast, 6.0), (lambda x: fake_quant.int_cast(x, 4), 7.0)):
+        grads = torch.func.vmap(torch.func.grad(lambda x, cast=cast: cast(x).sum()))(x)
+        assert torch.equal(grads, (x.abs() <= top).float()) and 0 < grads.mean() < 1
+
+    def own(x):
+        return fake_quant.fake_tensor_quant(x, x.detach().abs().max(), num_bits=4)
+
+    assert torch.equal(torch.func.vmap(own)(x), torch.stack([own(one) for one in x]))
+
+
+def test_forward_mode_is_refused():
+    x = example().detach()
+    for call in (
+        lambda: torch.func.jvp(fake_quant.fp4_cast, (x,), (x,)),
+        lambda: torch.func.jacfwd(fake_quant.fp4_cast)(x[0]),
+    ):
+        with pytest.raises(RuntimeError, match="jvp"):
+            call()
