@@ -13,6 +13,7 @@ there, else one CPU; it syncs what it wrote before it says so, as this machine c
 
 import importlib
 import os
+import signal
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from lowbitcli.checkpoint.files import AttachedFiles
 from lowbitcli.errors import LowbitError, UsageError, WorkerLostError
 from lowbitcli.pipeline.proof import Done
 from lowbitcli.pipeline.shares import Bundles
+from lowbitcli.pipeline.stop import Later
 from lowbitcli.pipeline.worker import Brief, Told, Usage, Worker
 from lowbitcli.plan.nouns import Plan
 from lowbitcli.tensors import safe
@@ -56,7 +58,11 @@ def connected(address: str, device: str) -> Iterator["Cluster"]:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     more = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address=address, **quiet, **more)
+        with Later():  # Ray answers SIGTERM by an exit of its own, from here on
+            ray.init(address=address, **quiet, **more)
+    except SystemExit:
+        signal.raise_signal(signal.SIGTERM)  # which is ours to answer again
+        raise
     except (ConnectionError, RuntimeError, ValueError) as error:
         first = str(error).partition("\n")[0]
         raise UsageError(f"no cluster at {safe(address)}: {safe(first)}") from error

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from lowbitcli.checkpoint.ahead import read_ahead
+from lowbitcli.pipeline import stop
 
 _DRIVER = "libcuda.so.1"
 _threads: list[threading.Thread] = []
@@ -35,11 +36,16 @@ def begin(source: str | os.PathLike[str], device: str) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Collect no cycles in this `with`, which imports much."""
+    """Collect no cycles in this `with`, which imports much, and let a signal wait for its end.
+
+    An exception raised where a library's own code calls Python while it is being loaded may end the
+    process by SIGABRT; a second signal does not wait.
+    """
     collected = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with stop.Later():
+            yield
     finally:
         gc.freeze()  # modules stay: no later collection looks at them again
         if collected:

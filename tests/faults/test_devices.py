@@ -228,9 +228,9 @@ def test_a_process_of_a_cluster_writes_to_no_files_of_an_earlier_run(models, tmp
     where = tmp_path / "out"
     for _ in range(2):
         api.quantize(models.source, where, spread=api.Spread(cluster="local"))
-        first = content(where)
+        assert content(where) == content(models.quantized)
         shutil.rmtree(where)
-    assert first == content(models.quantized)
+    assert len(tasks.briefs) == 2
 
 
 def test_a_task_that_is_late_does_not_write_to_another_runs_files(models, tmp_path, tasks):
@@ -250,6 +250,34 @@ def test_a_task_that_is_late_does_not_write_to_another_runs_files(models, tmp_pa
     request = api.Request(recipe=recipe)
     api.quantize(models.source, where, request, device="cpu", progress=progress)
     assert isinstance(seen[0], OutputError) and "another run's by now" in seen[0].message
+
+
+@pytest.mark.parametrize("when", ("after", "meanwhile"))
+def test_f6_sigterm_is_ours_to_answer_where_ray_has_an_answer_too(monkeypatch, when):
+    """Ray's ends the process by an exit that says nothing."""
+
+    def init(**_):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        if when == "meanwhile":
+            signal.raise_signal(signal.SIGTERM)
+
+    def hear(*_):
+        raise KeyboardInterrupt
+
+    ray = SimpleNamespace(
+        init=init,
+        shutdown=lambda: None,
+        cluster_resources=lambda: {"CPU": 2},
+        remote=lambda **_: lambda function: function,
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        with pytest.raises(KeyboardInterrupt), cluster.connected("local", "cpu"):
+            assert when == "after"
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _begin(words):

@@ -48,17 +48,17 @@ class Share:
         self.models = models
         self.kept = folder / "kept"
         self.kept.mkdir()
-        assert run(self.kept, self._part(self.kept, 1)).code == 0
+        assert run(self.kept, self.part(self.kept, 1)).code == 0
 
     def prepare(self, place):
         shutil.copytree(self.kept, place, dirs_exist_ok=True)
 
-    def _part(self, place, number):
+    def part(self, place, number):
         more = ("--shard-index", number, "--num-shards", 2)
         return QUANTIZE.words(self.models, place, *more)[0]
 
     def words(self, place):
-        return self._part(place, 0)
+        return self.part(place, 0)
 
 
 class Finish(Share):
@@ -66,10 +66,10 @@ class Finish(Share):
 
     def __init__(self, models, folder):
         super().__init__(models, folder)
-        calls = run(self._copied(folder / "counted"), self._part(folder / "counted", 0)).calls
+        calls = run(self._copied(folder / "counted"), self.part(folder / "counted", 0)).calls
         for before in range(2, calls):
             place = self._copied(folder / f"killed{before}")
-            assert run(place, self._part(place, 0), calls - before, kill).code < 0
+            assert run(place, self.part(place, 0), calls - before, kill).code < 0
             trial = shutil.copytree(place, folder / f"trial{before}")
             if run(trial, ["finish", trial / "out", "--json"]).code == 0:
                 self.kept = place

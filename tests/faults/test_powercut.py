@@ -1,6 +1,7 @@
 """F7: the power goes at any moment of a run, and any part of what was not synced is lost.
 
-Recorded once, cut in this process; the same command is then run on what is left.
+Recorded once, cut in this process; the same command is then run on what is left. So are
+`verify --fix`, shares of a run, and `finish`.
 """
 
 import pickle
@@ -15,6 +16,7 @@ from tests.faults.commands import COMMANDS, Command, content, names_in
 from tests.faults.powercut import Recorder, after_cut, materialise
 from tests.faults.shim import LONG, kill, run
 from tests.faults.spread import spread
+from tests.faults.test_others import Finish, Fix, Share
 
 CUTS = 2000 if LONG else 200
 RERUNS = 1 if LONG else 5  # every how many of them is gone on with
@@ -50,7 +52,6 @@ SCENES = (
 
 def record(scene, models, place, calls):
     """Run a scene in `place` and return what it did."""
-    saved = place.with_name("log")
     words, _ = scene.words(models, place)
     if scene.what == "forced":
         old, _ = scene.words(models, place)
@@ -58,8 +59,15 @@ def record(scene, models, place, calls):
     if scene.what == "resumed":
         assert run(place, words, calls * 2 // 3, kill).code < 0
 
+    return recorded(place, words, scene.plain)
+
+
+def recorded(place, words, plain=False):
+    """Run a command in `place` and return what it did."""
+    saved = place.with_name("log")
+
     def prepare():
-        if scene.plain:
+        if plain:
             atomic._renameat2 = lambda *_: False
         recorder = Recorder(place)
         recorder.install()
@@ -70,6 +78,15 @@ def record(scene, models, place, calls):
     return pickle.loads(saved.read_bytes())
 
 
+def remade(log, place):
+    """Nothing lost, what was recorded is what the run left."""
+    again = place.with_name("again")
+    again.mkdir()
+    materialise([step for step in log.steps if step.kind != "sync"], log.folders, again)
+    assert content(again) == content(place)
+    shutil.rmtree(again)
+
+
 @pytest.fixture(scope="module")
 def logs(models, tmp_path_factory, expected):
     """Return what the run of each scene does; nothing lost, it is what the run left."""
@@ -78,12 +95,7 @@ def logs(models, tmp_path_factory, expected):
 
     def case(scene, place):
         log = record(scene, models, place, expected(scene.command).calls)
-        again = place.with_name("again")
-        again.mkdir()
-        kept = [step for step in log.steps if step.kind != "sync"]
-        materialise(kept, log.folders, again)
-        assert content(again) == content(place)
-        shutil.rmtree(again)
+        remade(log, place)
         return log
 
     folder = tmp_path_factory.mktemp("logs")
@@ -124,3 +136,78 @@ def test_f7_the_power_goes(models, logs, tmp_path, expected):
     )
     assert sum(n > 0 for n in lost) > CUTS // 2
     assert 0 < sum(there for _, there in results) < CUTS
+
+
+class First(Share):
+    """A share that is done first, over nothing, and publishes nothing."""
+
+    def prepare(self, place):
+        pass
+
+
+SCENES_OF_OTHERS = {"fix": Fix, "first share": First, "last share": Share, "finish": Finish}
+OTHER_CUTS = 1600 if LONG else 60
+
+
+@pytest.fixture(scope="module")
+def others(models, tmp_path_factory):
+    """Return the commands, what each does, and what it leaves undisturbed."""
+    found = {}
+    for name, kind in SCENES_OF_OTHERS.items():
+        folder = tmp_path_factory.mktemp("others")
+        one = kind(models, folder)
+        place = folder / "place"
+        place.mkdir()
+        one.prepare(place)
+        log = recorded(place, one.words(place))
+        remade(log, place)
+        found[name] = one, log, content(place / "out")
+    return found
+
+
+def test_f7_the_power_goes_at_what_else_writes(others, models, tmp_path, expected):
+    names = list(others)
+    published = expected(COMMANDS[0]).content
+    assert others["first share"][2] is None
+    assert others["last share"][2] == others["finish"][2] == published
+
+    def case(number, place):
+        name = names[number % len(names)]
+        one, log, whole = others[name]
+        draw = random.Random(f"others {number}")
+        end = len(log.steps)
+        at = end if draw.random() < 0.2 else draw.randint(log.began, end)
+        steps, lost = after_cut(log, at, draw)
+        materialise(steps, log.folders, place)
+        found = content(place / "out")
+        assert found in (None, whole), (number, name, at)
+        if at == end:  # it had said that all is well
+            assert found == whole, (number, name)
+        if number // len(names) % RERUNS == 0 and found is None:
+            after(one, name, place, whole or published, (number, name, at))
+        return lost, found is not None
+
+    results = spread(case, range(OTHER_CUTS), tmp_path)
+    lost = [number for number, _ in results]
+    print(
+        f"F7 others: {OTHER_CUTS} cuts, {sum(n > 0 for n in lost)} lost something, "
+        f"{sum(there for _, there in results)} found an output, and it was whole"
+    )
+    assert sum(n > 0 for n in lost) > OTHER_CUTS // 4
+    assert 0 < sum(there for _, there in results) < OTHER_CUTS
+
+
+def after(one, name, place, whole, which):
+    """The same command ends well; where shares were lost, those that are said to be missing."""
+    if name == "first share":
+        assert run(place, one.words(place)).code == 0, which
+        words = one.part(place, 1)
+    else:
+        words = one.words(place)
+    done = run(place, words)
+    if name == "finish" and done.code == 5:  # what a share had not synced is for it to do again
+        for share in (0, 1):
+            done = run(place, one.part(place, share))
+            assert done.code == 0 or content(place / "out") == whole, (which, done.err)
+    assert content(place / "out") == whole, (which, done.err)
+    assert names_in(place) == ["out"], which

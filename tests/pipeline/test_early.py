@@ -2,13 +2,14 @@
 no tensor library."""
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from lowbitcli.pipeline import early
+from lowbitcli.pipeline import early, stop
 from tests.checkpoints import LAYER, single, weight
 
 
@@ -41,6 +42,43 @@ def test_the_collector_stands_still_within_and_is_as_before_after():
     with pytest.raises(ImportError), early.importing():
         raise ImportError
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("number", stop.SIGNALS)
+def test_a_signal_waits_until_all_is_imported_and_a_second_one_does_not(number):
+    """One that is heard where a library calls Python while it is loaded could end in SIGABRT."""
+    heard, reached = [], []
+
+    def hear(*_):
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, hear)
+    try:
+        with pytest.raises(KeyboardInterrupt), early.importing():
+            signal.raise_signal(number)
+            reached.append(list(heard))
+        with pytest.raises(KeyboardInterrupt), early.importing():
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            reached.append("not here")
+        assert signal.getsignal(number) is hear
+    finally:
+        signal.signal(number, before)
+    assert (heard, reached) == ([number, number], [[]])
+    assert gc.isenabled()
+
+
+def test_a_signal_that_nobody_answers_ends_the_process_after_the_import():
+    code = (
+        "import os, signal; from lowbitcli.pipeline import early\n"
+        "with early.importing():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('imported', flush=True)\n"
+        "print('and on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "imported\n")
 
 
 def test_without_a_driver_nothing_happens(monkeypatch):
