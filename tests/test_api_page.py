@@ -36,7 +36,7 @@ IN_TABLES = ("nvfp4", "mx", "fp8", "fp8_block", "integer", "hadamard", "layout",
 IN_TABLES += ("amax", "importance", "error")
 # What a module has without underscore for its neighbours alone.
 FOR_NEIGHBOURS = {
-    "error": {"figures", "figures_of_parts"},
+    "error": {"figures", "figures_of_bands", "figures_of_parts", "total_of_bands"},
     "amax": {"check_weight", "scale_from_bits", "launch_scale"},
     "fake_quant": {"StraightThrough"},
     "fp8": {"scale_of", "cast_tile"},
@@ -47,6 +47,7 @@ FOR_NEIGHBOURS = {
 }
 NEIGHBOURS = {"fake_blocks", "fake_checks", "fake_kernels", "fake_plain", "formats"}
 NEIGHBOURS |= {"nvfp4_search", "nvfp4_te", "ops", "rounding", "tensor_file", "typed"}
+FOLLOW_NOBODY = {"amax", "error", "grouped", "importance"}
 REFUSE_NOTHING = {"importance.values_of", "layout.swizzled_shape", "nvfp4.global_scale_of"}
 
 
@@ -118,6 +119,10 @@ def test_docstrings_say_what_is_taken_and_refused(name):
         if f"{name}.{function}" not in REFUSE_NOTHING:
             assert "Raises" in text, f"{name}.{function} does not say what it raises"
         both = text + (module.__doc__ or "")
+        if name not in FOLLOW_NOBODY:
+            assert re.search(r"Sources?:|(ModelOpt|DeepGEMM|TransformerEngine) [\d`]", both), (
+                f"{name} does not say its source"
+            )
         assert re.search(r"\[|shape", both), f"{name}.{function} names no shape"
         assert re.search("fp32|fp64|byte|E4M3|dtype", both), f"{name}.{function} names no dtype"
 
@@ -136,7 +141,8 @@ def test_every_name_of_the_front_door_is_on_the_page():
         value = getattr(api, name)
         if inspect.isfunction(value):
             assert said(name, value) in section, said(name, value)
-            assert inspect.getdoc(value)
+            text = inspect.getdoc(value) or ""
+            assert "Raises:" in text or name == "is_finished", f"{name} does not say what it raises"
         else:
             assert f"`{name}" in section, name
 
@@ -144,10 +150,10 @@ def test_every_name_of_the_front_door_is_on_the_page():
 def row(value):
     """Return the row of a value on the page: its fields with their types, what else it has."""
     kinds = []
-    for field in dataclasses.fields(value):
-        kind = inspect.formatannotation(field.type).replace("|", "or")
-        given = f" = {field.default!r}" if value in ASKED else ""
-        kinds.append(f"`{field.name}: {re.sub(PLACES, '', kind)}{given}`")
+    given = {f.name: f.default for f in dataclasses.fields(value)} if value in ASKED else {}
+    for name, annotation in value.__annotations__.items():
+        kind = re.sub(PLACES, "", inspect.formatannotation(annotation)).replace("|", "or")
+        kinds.append(f"`{name}: {kind}{f' = {given[name]!r}' if name in given else ''}`")
     properties = (property, functools.cached_property)
     more = [f"`{n}`" for n, v in vars(value).items() if n[0] != "_" and isinstance(v, properties)]
     for name, method in vars(value).items():
