@@ -83,7 +83,7 @@ def _told(part: Part, stored: Tensor, bad: Tensor, what: str) -> list[Problem]:
     if not count:
         return []
     first = tuple(torch.nonzero(bad)[0].tolist())
-    value = stored[first]
+    value = stored[first].cpu()
     byte = f" (byte {int(value.view(torch.uint8))})" if value.element_size() == 1 else ""
     message = f"{count} of {bad.numel()} {what}, the first at {list(first)}: {float(value)}{byte}"
     return [Problem("scale", part.spec.name, message, part.file)]
