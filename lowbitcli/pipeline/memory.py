@@ -26,7 +26,7 @@ DEFAULT, LEAST = 2 * GIB, GIB
 RESERVE = 128 << 20  # what allocators keep, threads' stacks, checksums, the manifest
 CPU_COST = 96  # bytes for each element of a slice
 CPU_ELEMENTS, GPU_ELEMENTS = 1 << 19, 1 << 24
-GPU_THREADS = 8
+GPU_THREADS, GPU_FEW = 8, 4
 GPU_RESERVE = 384 << 20  # kernels that are loaded and compiled while it runs
 GPU_HELD = 8 << 30
 GPU_LEAST = 256 << 20
@@ -61,6 +61,8 @@ def budget(plan: Plan, cap: int, device: torch.device, gpu_cap: int | None = Non
             f"{gpu_cap} bytes of the GPU are too few", hint="--max-gpu-memory 256MiB is the least"
         )
     cuda = device.type == "cuda"
+    if cuda:
+        _give_back()
     free = max(0, cap - resident() - (GPU_RESERVE if cuda else RESERVE))
     cost = _moved(plan) if cuda else CPU_COST
     threads = GPU_THREADS if cuda else len(os.sched_getaffinity(0))
@@ -68,6 +70,8 @@ def budget(plan: Plan, cap: int, device: torch.device, gpu_cap: int | None = Non
     unit = max((unit_rows(w) * w.shape[-1] for w in plan.weights if not w.copies), default=1)
     working = free * 3 // 4
     block = max((_block(weight) for weight in plan.weights if not weight.copies), default=0)
+    if cuda:  # fewer threads before smaller slices: each costs a millisecond of Python
+        threads = max(GPU_FEW, min(threads, working // (wanted * cost + block)))
     threads = max(1, min(threads, working // (unit * cost + block)))
     elements = max(1, min(wanted, (working // threads - block) // cost))
     if not cuda:
@@ -78,6 +82,15 @@ def budget(plan: Plan, cap: int, device: torch.device, gpu_cap: int | None = Non
     if gpu_cap is None:
         return Budget(threads, elements, min(GPU_HELD, torch.cuda.mem_get_info(device)[0] // 4))
     return within_gpu(plan, gpu_cap, Budget(threads, elements, 0))
+
+
+def _give_back() -> None:
+    """Have torch give back the pinned memory that an earlier run of this process left with it."""
+    empty = getattr(torch.accelerator, "empty_host_cache", None)
+    empty = empty or getattr(torch._C, "_host_emptyCache", None)  # torch before 2.12
+    if empty is not None:
+        with contextlib.suppress(RuntimeError):  # it has no memory yet
+            empty()
 
 
 def within_gpu(plan: Plan, cap: int, wanted: Budget) -> Budget:

@@ -239,6 +239,16 @@ def test_a_cap_of_the_gpu_is_kept_on_paper(tmp_path):
     assert need.memory(plan, gpu=True) > need.GPU_BASE
 
 
+def test_a_gpu_has_fewer_threads_before_smaller_slices(tmp_path, monkeypatch):
+    plan = plan_quantize(zeros(tmp_path / "a.safetensors", 1 << 20, 4096), None, Request())
+    found = []
+    for resident in (300, 900, 1100, 1300, 1500):
+        monkeypatch.setattr(memory, "resident", lambda of=resident: of << 20)
+        own = memory.budget(plan, memory.DEFAULT, torch.device("cuda"), 64 << 30)
+        found.append((own.threads, own.elements >> 20))
+    assert found == [(8, 16), (8, 16), (6, 16), (4, 16), (4, 4)]
+
+
 def test_a_run_says_what_was_forecast_and_what_came(lowbit, tmp_path, source):
     done = quantize(source, tmp_path / "out", device="cpu")
     assert done.forecast == (need.memory(done.plan), 0)
