@@ -9,6 +9,7 @@ stops. The last one may be torn: reading ends at the first line that is not what
 writing goes on there. Nobody is believed: a run that goes on hashes everything again.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -122,17 +123,24 @@ def read(path: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]]] | None:
 
 
 def is_for(target: Path, plan: str) -> bool:
-    """Is what is written beside `target` written for this plan, as its journals say?"""
+    """Is what is written beside `target` written for this plan, as its journals say?
+
+    Raises:
+        OutputError: the disk fails.
+    """
     for path in journals(target):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            with os.fdopen(fd, "rb") as file:
-                digits, _, text = file.readline(_LONGEST).rstrip(b"\n").partition(b" ")
+        except OSError as error:
+            if error.errno in _NONE_OF_OURS:
+                continue
+            raise output_error(path, error) from error
+        with os_errors(path), os.fdopen(fd, "rb") as file:
+            digits, _, text = file.readline(_LONGEST).rstrip(b"\n").partition(b" ")
+        with contextlib.suppress(ValueError, RecursionError):
             said = json.loads(text) if digits == _digits(text) else None
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(said, dict) and _plan_in(said) == plan:
-            return True
+            if isinstance(said, dict) and _plan_in(said) == plan:
+                return True
     return False
 
 
