@@ -116,7 +116,7 @@ def quantization(
     """Plan a quantization and hold its source open; `non_finite` names weights to be kept."""
     recipe = recipe_of(request)
     fake = request.fake or recipe.fake
-    if request.fake and request.container not in ("auto", LOWBIT.name):
+    if fake and request.container not in ("auto", LOWBIT.name):
         raise UsageError(
             "--fake writes the weights' own dtype, with the numbers of lowbit's container",
             hint=f"leave out --container {safe(request.container)}",

@@ -136,3 +136,6 @@ def test_a_recipe_of_a_container_is_fake_with_its_numbers(source, tmp_path, cont
 def test_a_container_has_no_say_in_it(source, tmp_path):
     with pytest.raises(UsageError, match="the numbers of lowbit's container"):
         quantize(source, tmp_path / "out", Request(scheme="fp8", fake=True, container="modelopt"))
+    said = recipe(tmp_path, "fake: true" + RULES)
+    with pytest.raises(UsageError, match="the numbers of lowbit's container"):
+        quantize(source, tmp_path / "out", Request(recipe=said, container="modelopt"))
