@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import lowbit_kernels
-from lowbit_kernels import hadamard
+from lowbit_kernels import fp8, fp8_block, hadamard, layout, mx, nvfp4
 from lowbit_kernels.error import Sums
 from lowbit_kernels.formats import Format
+from lowbit_kernels.ops import Ops
 from lowbitcli import api
 from lowbitcli.containers.container import Finding
 from lowbitcli.plan.nouns import Weight
@@ -101,6 +102,29 @@ def test_every_signature_is_in_the_table(name):
     found = [said(f"{name}.{function}", value) for function, value in functions(name)]
     assert found and [s for s in found if s not in PAGE] == []
     assert re.search(rf"^\| [^|]*`{name}`[^|]* \| \S", PAGE, flags=re.MULTILINE), "no source"
+
+
+def test_what_parameters_may_be():
+    """Every rule, layout, order of nibbles, element and scheme is in the table, and no other."""
+    rules = {"nvfp4": nvfp4.LARGEST_SCALE, "mx": mx.RULES, "fp8_block": fp8_block.RULES}
+    for name, known in rules.items():
+        (row,) = re.findall(rf"^\| `rule` of `{name}` \| ([^|(]*)", PAGE, flags=re.MULTILINE)
+        assert re.findall(r"`(\w+)`", row) == list(known)
+    (row,) = re.findall(r"^\| `layout` of scales \| (.*)", PAGE, flags=re.MULTILINE)
+    assert re.findall(r"`(\w+)`[:,]", row) == list(layout.LAYOUTS)
+    (row,) = re.findall(r"^\| `nibbles` \| (.*)", PAGE, flags=re.MULTILINE)
+    assert re.findall(r"`(\w+)`", row) == list(layout.NIBBLES)
+    (row,) = re.findall(r"^\| `ops` of `grouped` \| (.*)", PAGE, flags=re.MULTILINE)
+    found = {
+        f"{name}.{attribute}"
+        for name in IN_TABLES
+        for attribute, value in vars(importlib.import_module(f"lowbit_kernels.{name}")).items()
+        if isinstance(value, Ops)
+    }
+    # fp8 hands on those of fp8_block.
+    assert set(re.findall(r"`([\w.]+)`", row)) == found - {"fp8.BLOCK128"}
+    (row,) = re.findall(r"^\| `element`, of [^|]* \| (.*)", PAGE, flags=re.MULTILINE)
+    assert {*fp8.FP8_DTYPES, *mx.TORCH} < set(re.findall(r"`([A-Z]\w+)`", row))
 
 
 def test_signatures_on_the_page_are_there():

@@ -76,6 +76,18 @@ def test_a_layer_is_trained_and_stored_with_the_same_outputs(dtype, tmp_path):
         assert torch.equal(again(x), stored(x))
 
 
+def test_a_stored_layer_between_graphs_and_in_another_dtype():
+    stored = Stored(trained(torch.float32)[0])
+    x = torch.randn(3, 128)
+    compiled = torch.compile(stored, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(x), stored(x))
+    stored.bias = None
+    assert stored(x.half()).dtype == torch.float16
+    with pytest.raises(ValueError, match="scale"):
+        stored.half()(x.half())
+
+
 def test_only_the_bias_of_a_stored_layer_learns():
     stored = Stored(trained(torch.float32)[0])
     x = torch.randn(4, 128, requires_grad=True)
