@@ -1,7 +1,7 @@
 """What may become of a weight: the schemes that a search chooses from, as rules of a recipe.
 
 nvfp4        the scheme, with its first scale rule
-nvfp4:mse    with another one
+nvfp4:mse    with another one; nvfp4_mse, as recipes have it, is the same
 keep         the weight stays as it is
 """
 
@@ -13,6 +13,7 @@ from lowbitcli.containers import container
 from lowbitcli.errors import UsageError
 from lowbitcli.recipe import Rule
 from lowbitcli.recipe.document import Text
+from lowbitcli.recipe.model import SUGAR
 from lowbitcli.schemes import scheme
 
 KEEP = "keep"
@@ -67,6 +68,8 @@ def _candidate(word: str) -> Candidate:
     if word == KEEP:
         return Candidate(word, Rule.model_validate({"match": everything(), "keep": True}))
     name, colon, scale = word.partition(":")
+    if word in SUGAR:
+        name, scale = SUGAR[word]
     chosen = scheme(name)
     if colon and scale not in chosen.rules:
         raise UsageError(

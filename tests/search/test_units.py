@@ -147,8 +147,8 @@ def test_a_recipe_for_a_pipeline_gives_its_denoisers_what_was_chosen(tmp_path):
 
 
 def test_candidates_are_named_as_recipes_name_schemes():
-    found = candidates("NVFP4, nvfp4:mse,FP8_DYNAMIC,keep,nvfp4,mxfp8")
-    assert told(found) == "NVFP4,nvfp4:mse,FP8_DYNAMIC,keep,mxfp8"
+    found = candidates("NVFP4, nvfp4_mse,FP8_DYNAMIC,keep,nvfp4,nvfp4:mse,mxfp8")
+    assert told(found) == "NVFP4,nvfp4_mse,FP8_DYNAMIC,keep,mxfp8"
     rules = [one.rule for one in found]
     assert [one.scheme for one in rules] == ["nvfp4", "nvfp4", "fp8_channel", None, "mxfp8"]
     assert [one.scale for one in rules] == ["amax", "mse", "amax", "", "amax"]
