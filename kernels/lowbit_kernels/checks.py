@@ -46,6 +46,12 @@ def check_scale(
         raise ValueError(f"the {name} belonging to this is {wanted}, not {found}")
 
 
+def check_device(part: Tensor, device: torch.device, name: str) -> None:
+    """Raise ValueError unless `part` lies on this device."""
+    if part.device != device:
+        raise ValueError(f"{name} lies on {part.device}, what it belongs to on {device}")
+
+
 def as_matrix(w: Tensor) -> Tensor:
     return w.reshape(-1, max(w.shape[-1] if w.dim() else 1, 1))
 

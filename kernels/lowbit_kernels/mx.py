@@ -36,7 +36,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pair_kernels, rounding
-from lowbit_kernels.checks import check_codes, check_scale
+from lowbit_kernels.checks import check_codes, check_device, check_scale
 from lowbit_kernels.formats import E2M1, E2M1_VALUES, E4M3, E5M2, Format
 from lowbit_kernels.importance import column_weights
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
@@ -185,8 +185,10 @@ def quantize(
         raise ValueError(f"an MX element is {', '.join(TORCH)}, not {element.name}")
     _check_rule(rule)
     check(layout, nibbles)
-    if importance is not None and (rule != "mse" or importance.shape != w.shape[-1:]):
-        raise ValueError("importance is one number for each column, for the rule mse")
+    if importance is not None:
+        if rule != "mse" or importance.shape != w.shape[-1:]:
+            raise ValueError("importance is a number for each column, for the rule mse")
+        check_device(importance, w.device, "importance")
     h = None if importance is None else column_weights(importance, BLOCK)
     if (layout, nibbles) != ("linear", "low"):
         if element is not E2M1 and nibbles == "high":

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import cpu, fp4_pair_kernels, nvfp4_search, nvfp4_te, rounding
-from lowbit_kernels.checks import check_codes, check_scale
+from lowbit_kernels.checks import check_codes, check_device, check_scale
 from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.importance import column_weights
 from lowbit_kernels.jit import OPTIONS, loadable, use_kernel
@@ -200,8 +200,10 @@ def quantize(
     check(layout, nibbles)
     if global_scale is not None:
         check_scale(global_scale, w.shape[:-2], w.device, name="global scale")
-    if importance is not None and (not rule.startswith("mse") or importance.shape != w.shape[-1:]):
-        raise ValueError("importance is one number for each column, for the rules mse and mse_all")
+    if importance is not None:
+        if not rule.startswith("mse") or importance.shape != w.shape[-1:]:
+            raise ValueError("importance is a number for each column, for the rules mse, mse_all")
+        check_device(importance, w.device, "importance")
     if (layout, nibbles) != ("linear", "low"):
         return _quantize_arranged(w, global_scale, rule, importance, layout, nibbles)
     if rule in ("four_over_six", "2d"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowbit_kernels import error, fp8, grouped, mx, nvfp4
+from lowbit_kernels import checks, error, fp8, grouped, mx, nvfp4
 from lowbit_kernels.formats import E2M1, INT8
 from tests.kernels.operations import QUANTIZERS
 from tests.kernels.test_alone import KERNELS, run
@@ -99,6 +99,17 @@ def test_what_is_no_dense_tensor_is_refused(w):
     for quantize in (nvfp4.quantize, mx.quantize_mxfp8, fp8.quantize_tensor, fp8.quantize_channel):
         with pytest.raises(ValueError, match="a dense tensor"):
             quantize(w)
+
+
+def test_what_lies_on_another_device_is_refused():
+    w = torch.ones(2, 64)
+    checks.check_device(w, torch.device("cpu"), "importance")
+    with pytest.raises(ValueError, match="importance lies on meta, what it belongs to on cpu"):
+        checks.check_device(w.to("meta"), w.device, "importance")
+    for quantize in (nvfp4.quantize, mx.quantize_mxfp4):
+        for wrong in (torch.ones(63), torch.ones(2, 64)):
+            with pytest.raises(ValueError, match="importance is a number for each column"):
+                quantize(w, rule="mse", importance=wrong)
 
 
 def test_an_element_that_mx_does_not_have_is_refused():
