@@ -27,6 +27,14 @@ def by(device, source, output, scheme):
     return checkpoints.hashes(done.output), done.errors
 
 
+def back(device, stored, output, dtype):
+    """Return the bytes of numbers that are decoded, or what that refuses with."""
+    try:
+        return checkpoints.hashes(api.dequantize(stored, output, dtype=dtype, device=device).output)
+    except LowbitError as error:
+        return type(error), error.message, error.hint
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
 def test_the_bytes_of_the_cpu(tmp_path, scheme, dtype):
@@ -48,3 +56,16 @@ def test_what_is_refused(tmp_path, scheme):
             for device in ("cpu", "cuda")
         )
         assert cuda == cpu, name
+
+
+@pytest.mark.parametrize("scheme", SCHEME_NAMES)
+def test_what_is_stored_is_decoded_to_the_bytes_of_the_cpu(tmp_path, scheme):
+    source = checkpoints.write(tmp_path / "in.safetensors", TENSORS)
+    stored = tmp_path / "stored.safetensors"
+    by("cpu", source, stored, scheme)
+    for dtype in ("fp32", "bf16", "fp16"):  # the last cannot hold all of it, and says so
+        cpu, cuda = (
+            back(device, stored, tmp_path / f"{device}-{dtype}.safetensors", dtype)
+            for device in ("cpu", "cuda")
+        )
+        assert cuda == cpu and isinstance(cpu, dict) == (dtype != "fp16"), dtype
