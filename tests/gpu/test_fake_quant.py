@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowbit_kernels import fake_kernels, fake_quant
+from lowbit_kernels import fake_kernels, fake_quant, mx, nvfp4
 from tests.kernels import agreement_fake, samples, test_fake_gradients
 from tests.kernels.samples import DTYPES, difference
 
@@ -89,3 +89,33 @@ def test_amax_may_lie_on_the_cpu():
         lambda x: fake_quant.scaled_e4m3(x, amax),
     ):
         assert difference(function(x.cuda()), function(x)) == ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_that_is_a_number_of_the_cpu(dtype):
+    x, bias = samples.weights(dtype)["gauss"], torch.tensor(0.3)
+    one = torch.tensor(1.25)
+    for function in (fake_quant.fake_tensor_quant, fake_quant.scaled_e4m3):
+        for where in (bias, bias.cuda()):
+            assert difference(function(x.cuda(), one, where), function(x, one, bias)) == ""
+    with pytest.raises(ValueError, match="bias lies on cpu"):
+        fake_quant.scaled_e4m3(x.cuda(), None, torch.ones(96))
+
+
+def test_torch_func_gives_the_values_of_the_cpu():
+    x = torch.stack([test_fake_gradients.example(seed=seed).detach() for seed in range(3)])
+
+    def loss(x):
+        y = fake_quant.dynamic_block_quant(x, 16, None, None, (2, 1), (4, 3))
+        y = y + fake_quant.scaled_e4m3(x, torch.tensor(1.25))
+        return (y * fake_quant.fp4_cast(x)).sum()
+
+    grads = torch.func.vmap(torch.func.grad(loss))
+    assert difference(grads(x.cuda()), grads(x)) == ""
+
+
+def test_importance_of_another_device_is_refused():
+    w = torch.ones(16, 64, device="cuda")
+    for quantize in (nvfp4.quantize, mx.quantize_mxfp4):
+        with pytest.raises(ValueError, match="importance lies on cpu"):
+            quantize(w, rule="mse", importance=torch.ones(64))
