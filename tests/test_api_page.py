@@ -19,7 +19,7 @@ from lowbit_kernels import fp8, fp8_block, hadamard, layout, mx, nvfp4
 from lowbit_kernels.error import Sums
 from lowbit_kernels.formats import Format
 from lowbit_kernels.ops import Ops
-from lowbitcli import api
+from lowbitcli import api, errors
 from lowbitcli.containers.container import Finding
 from lowbitcli.plan.nouns import Weight
 from lowbitcli.plan.source import SourceWeight
@@ -197,6 +197,20 @@ VALUES += [Problem, Check, WeightRow, Figures, Chosen, Sums]
 def test_every_field_of_a_value_is_on_the_page(value):
     assert row(value) in SECTIONS["lowbitcli.api"], row(value)
     assert inspect.getdoc(value)
+
+
+def test_every_error_is_on_the_page():
+    found = {
+        (name, value.__base__.__name__)
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value is not errors.LowbitError
+    }
+    rows = re.findall(r"^\| `(\w+Error)` \| `(\w+)` \| \S", PAGE, flags=re.MULTILINE)
+    assert set(rows) == found and len(rows) == len(found)
+    assert {"message", "hint", "exit_code"} <= {
+        *vars(errors.UsageError("x")),
+        *dir(errors.LowbitError),
+    }
 
 
 def test_there_are_values_of_all_kinds():
