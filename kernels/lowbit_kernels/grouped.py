@@ -3,7 +3,7 @@
 | scheme | launches for a group, however many weights |
 |---|---|
 | NVFP4 (rule amax), FP8 per tensor | a memset, amax, quantize; shared scales given: quantize |
-| FP8 per channel, MXFP8, MXFP4 | quantize |
+| FP8 and INT8 per channel, MXFP8, MXFP4 | quantize |
 
 and before them one copy of a table to the device. Weights are read where they lie: the table holds
 the place and size of each matrix and the first of its programs, of which each finds its matrix;
@@ -13,7 +13,7 @@ weights of different dtypes or devices, weights without elements, references.
 
     parts = grouped.quantize(nvfp4.NVFP4, weights)       # a list of what NVFP4.quantize returns
 
-Arithmetic is that of `nvfp4`, `fp8`, `mx`; there are no equations of its own.
+Arithmetic is that of `nvfp4`, `fp8`, `integer`, `mx`; there are no equations of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from lowbit_kernels import amax as amax_of
-from lowbit_kernels import fp4_pair_kernels, fp8, grouped_kernels, mx, nvfp4, rows
+from lowbit_kernels import fp4_pair_kernels, fp8, grouped_kernels, integer, mx, nvfp4, rows
 from lowbit_kernels.checks import check_scale
-from lowbit_kernels.formats import E2M1, E4M3, Format
+from lowbit_kernels.formats import E2M1, E4M3, E5M2, INT8, Format
 from lowbit_kernels.jit import OPTIONS, converts_fp8, loadable, use_kernel
 from lowbit_kernels.ops import Ops
+from lowbit_kernels.rounding import FP8_DTYPES
 from lowbit_kernels.typed import typed
 
 Parts = dict[str, Tensor]
@@ -40,6 +41,7 @@ TENSOR = {"TILE": 256, "LOOPS": 4, "num_warps": 4}
 MX_PAIRS = {"TILE": 64, "LOOPS": 8, "num_warps": 1}
 MX = {"TILE": 32, "LOOPS": 4, "num_warps": 2}
 ROWS = 8  # to a program
+PLAIN = (fp8.TENSOR, fp8.TENSOR_E5M2, fp8.CHANNEL, integer.INT8_CHANNEL)  # of any columns
 
 
 def _aligned(w: Tensor) -> Tensor:
@@ -187,7 +189,9 @@ def _in_16(flat: Tensor, ws: Sequence[Tensor], places: Sequence[int]) -> list[Te
     return [flat[at : at + w.numel()].view(w.shape) for w, at in zip(ws, places, strict=True)]
 
 
-def _launch_tensor(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> list[Parts]:
+def _launch_tensor(
+    ws: Sequence[Tensor], shared: Sequence[Tensor] | None, element: Format
+) -> list[Parts]:
     group = _Group(ws)
     w, per = group.first, TENSOR["TILE"] * 8 * TENSOR["LOOPS"]
     # Matrices of a stack follow each other, weights begin at multiples of 16.
@@ -210,21 +214,23 @@ def _launch_tensor(ws: Sequence[Tensor], shared: Sequence[Tensor] | None) -> lis
             data,
             scale,
             **group.constants,
+            ELEMENT=element.name,
             ALIGNED=aligned,
             NATIVE=converts_fp8(w),
             GIVEN=shared is not None,
             **{**OPTIONS, **TENSOR},
         )
-    data = _in_16(data.view(torch.float8_e4m3fn), ws, starts[:-1])
+    data = _in_16(data.view(FP8_DTYPES[element.name]), ws, starts[:-1])
     scales = _cut(scale, ws, lambda w: w.shape[:-2]) if shared is None else shared
     return [{"data": d, "scale": s} for d, s in zip(data, scales, strict=True)]
 
 
-def _launch_channel(ws: Sequence[Tensor]) -> list[Parts]:
+def _launch_channel(ws: Sequence[Tensor], element: Format) -> list[Parts]:
     group = _Group(ws)
     w, counts = group.first, [w.numel() // w.shape[-1] for w in ws]
     places = _places([w.numel() for w in ws], 16)
-    data = torch.empty(places[-1], dtype=torch.uint8, device=w.device)
+    dtype = torch.int8 if element is INT8 else torch.uint8
+    data = torch.empty(places[-1], dtype=dtype, device=w.device)
     scale = torch.empty(sum(counts), dtype=torch.float32, device=w.device)
     cols = [w.shape[-1] for w in ws]
     aligned = all(n % 16 == 0 for n in cols)
@@ -241,11 +247,12 @@ def _launch_channel(ws: Sequence[Tensor]) -> list[Parts]:
             data,
             scale,
             **group.constants,
+            ELEMENT=element.name,
             NATIVE=converts_fp8(w),
             LOOPS=ROWS,
             **rows.shape_of_launch(max(cols), aligned, w.element_size()),
         )
-    data = _in_16(data.view(torch.float8_e4m3fn), ws, places[:-1])
+    data = _in_16(data.view(FP8_DTYPES.get(element.name, dtype)), ws, places[:-1])
     scales = _cut(scale, ws, lambda w: (*w.shape[:-1], 1))
     return [{"data": d, "scale": s} for d, s in zip(data, scales, strict=True)]
 
@@ -289,7 +296,7 @@ def _is_group(ops: Ops, ws: Sequence[Tensor], rule: str) -> bool:
     if ops is mx.MXFP8 or ops is mx.MXFP4:
         if rule not in mx.RULES or rule == "mse":
             return False
-    elif ops not in (nvfp4.NVFP4, fp8.TENSOR, fp8.CHANNEL) or rule != "amax":
+    elif (ops is not nvfp4.NVFP4 and ops not in PLAIN) or rule != "amax":
         return False
     return all(use_kernel(w) and w.dtype == ws[0].dtype and w.device == ws[0].device for w in ws)
 
@@ -316,13 +323,13 @@ def quantize(
         return [ops.quantize(w, s, rule) for w, s in zip(ws, given, strict=True)]
     width = nvfp4.BLOCK if ops is nvfp4.NVFP4 else mx.BLOCK
     for w in ws:
-        amax_of.check_weight(w, 1 if ops in (fp8.TENSOR, fp8.CHANNEL) else width)
+        amax_of.check_weight(w, 1 if ops in PLAIN else width)
     for w, scale in zip(ws, shared or (), strict=False):
         check_scale(scale, w.shape[:-2], w.device, name="shared scale")
     if ops is nvfp4.NVFP4:
         return _launch_nvfp4(ws, shared)
-    if ops is fp8.TENSOR:
-        return _launch_tensor(ws, shared)
-    if ops is fp8.CHANNEL:
-        return _launch_channel(ws)
+    if ops in (fp8.TENSOR, fp8.TENSOR_E5M2):
+        return _launch_tensor(ws, shared, E4M3 if ops is fp8.TENSOR else E5M2)
+    if ops in (fp8.CHANNEL, integer.INT8_CHANNEL):
+        return _launch_channel(ws, E4M3 if ops is fp8.CHANNEL else INT8)
     return _launch_mx(ws, E4M3 if ops is mx.MXFP8 else E2M1, rule)

@@ -160,10 +160,11 @@ def _fp8_kernel(
     steps,
     w_ptr,  # fp32, fp16, or bf16 as int16
     bits_ptr,  # [entries] int32, patterns of amax
-    data_ptr,  # E4M3 as uint8
+    data_ptr,  # FP8 codes as uint8
     scale_ptr,  # [entries] fp32
     BF16: tl.constexpr,
     UNIT: tl.constexpr,
+    ELEMENT: tl.constexpr,
     ALIGNED: tl.constexpr,
     NATIVE: tl.constexpr,
     GIVEN: tl.constexpr,
@@ -172,14 +173,16 @@ def _fp8_kernel(
 ):
     """Cast TILE * LOOPS times eight elements of an entry."""
     entry, at, size, place, program = _mine(table_ptr, first_ptr, entries, steps)
-    scale = _shared_scale(bits_ptr, scale_ptr, entry, program, 448.0, GIVEN)
+    scale = _shared_scale(
+        bits_ptr, scale_ptr, entry, program, 448.0 if ELEMENT == "E4M3" else 57344.0, GIVEN
+    )
     w_ptr += at * UNIT
     data_ptr += place * (16 if ALIGNED else 1)
     for loop in range(LOOPS):
         start = (program * LOOPS + loop) * (TILE * 8)
         left = size - start
         fp8.cast_tile(
-            w_ptr + start, data_ptr + start, scale, left, "E4M3", BF16, ALIGNED, NATIVE, TILE
+            w_ptr + start, data_ptr + start, scale, left, ELEMENT, BF16, ALIGNED, NATIVE, TILE
         )
 
 
@@ -191,10 +194,11 @@ def _channel_kernel(
     steps,
     shape_ptr,  # [entries, 2] int64: columns, in sixteens where ALIGNED, and the rows before
     w_ptr,  # fp32, fp16, or bf16 as int16
-    data_ptr,  # E4M3 as uint8
+    data_ptr,  # E4M3 as uint8, or int8
     scale_ptr,  # [rows] fp32
     BF16: tl.constexpr,
     UNIT: tl.constexpr,
+    ELEMENT: tl.constexpr,
     ALIGNED: tl.constexpr,
     NATIVE: tl.constexpr,
     ONCE: tl.constexpr,
@@ -216,7 +220,7 @@ def _channel_kernel(
                 scale_ptr + row,
                 cols,
                 BF16,
-                "E4M3",
+                ELEMENT,
                 ALIGNED,
                 NATIVE,
                 ONCE,

@@ -271,17 +271,18 @@ def groups(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
     given = [torch.full(w.shape[:-2], 0.1 / (i + 1), device=device) for i, w in enumerate(group)]
     ragged = [weights(dtype, 5, cols)["wide"].to(device) for cols in (13, 96, 9)]
     ragged.append(ragged[0].repeat(3, 1, 1))
+    plain = ("fp8_tensor", "fp8_tensor_e5m2", "fp8_channel", "int8")
 
     def call(ops, ws, shared=None, rule="amax"):
         parts = grouped.quantize(ops, ws, shared, rule)
         return tuple(part for one in parts for part in one.values())
 
-    for name in ("nvfp4", "fp8_tensor", "fp8_channel", "mxfp8", "mxfp4"):
+    for name in (*plain, "nvfp4", "mxfp8", "mxfp4"):
         ops = PARTS[name][0]
         yield name, lambda ops=ops: call(ops, group)
-        if name in ("nvfp4", "fp8_tensor"):
+        if name in ("nvfp4", "fp8_tensor", "fp8_tensor_e5m2"):
             yield f"{name} given", lambda ops=ops: call(ops, group, given)
-        if name in ("fp8_tensor", "fp8_channel"):
+        if name in plain:
             yield f"{name} ragged", lambda ops=ops: call(ops, ragged)
     yield "mxfp8 even", lambda: call(mx.MXFP8, group, None, "even")
 

@@ -26,7 +26,8 @@ def test_a_group_is_its_weights_one_by_one(ops, rule):
 def test_shared_scales_go_to_their_weights():
     ws = [finite(torch.bfloat16)["wide"], finite(torch.bfloat16)["gauss"]]
     shared = [torch.tensor(0.5), torch.tensor(0.25)]
-    for ops, name in ((nvfp4.NVFP4, "global_scale"), (fp8.TENSOR, "scale")):
+    plain = (fp8.TENSOR, fp8.TENSOR_E5M2)
+    for ops, name in ((nvfp4.NVFP4, "global_scale"), *((one, "scale") for one in plain)):
         found = grouped.quantize(ops, ws, shared)
         assert [one[name].item() for one in found] == [0.5, 0.25]
 

@@ -195,10 +195,17 @@ def _grouped(name: str, bf16: bool, arch: int) -> Iterator[Variant]:
             yield Variant("grouped_kernels", "_nvfp4_pairs_kernel", types, pairs, 1)
         cast = fixed | native | {"GIVEN": given, "TILE": 256, "ALIGNED": not given, "LOOPS": 4}
         data = {"data_ptr": "*u8", "scale_ptr": "*fp32"}
-        yield Variant("grouped_kernels", "_fp8_kernel", table | pointer | bits | data, cast)
+        for element in ("E4M3", "E5M2"):
+            constants = cast | {"ELEMENT": element}
+            yield Variant(
+                "grouped_kernels", "_fp8_kernel", table | pointer | bits | data, constants
+            )
     row = fixed | native | {"ALIGNED": True, "ONCE": True, "TILE": 512, "LOOPS": 8}
-    types = table | pointer | {"shape_ptr": "*i64"} | data
-    yield Variant("grouped_kernels", "_channel_kernel", types, row, 4 if name == "fp32" else 2)
+    for element, stored in (("E4M3", "*u8"), ("INT8", "*i8")):
+        types = table | pointer | {"shape_ptr": "*i64"} | data | {"data_ptr": stored}
+        constants = row | {"ELEMENT": element}
+        warps = 4 if name == "fp32" else 2
+        yield Variant("grouped_kernels", "_channel_kernel", types, constants, warps)
     for element, stored in (("E4M3", "*u8"), ("E2M1", "*i32")):
         constants = fixed | native | {"ELEMENT": element, "RULE": "amax", "TILE": 32, "LOOPS": 4}
         types = table | pointer | {"data_ptr": stored, "scale_ptr": "*u8"}
