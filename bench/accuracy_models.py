@@ -40,7 +40,7 @@ LICENCE = ROOT / "LICENSE"
 CALIBRATION = (ROOT / "docs" / "reliability.md").read_text()
 CHUNK = 128  # tokens whose probabilities over the vocabulary are held at once
 LENGTH = 512  # tokens that a causal model sees at once
-HELD_OUT = 8192  # tokens
+HELD_OUT = 4096  # tokens
 Figures = Callable[[Path], dict[str, float]]
 
 

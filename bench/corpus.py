@@ -191,15 +191,20 @@ def main() -> None:
                 (heldout if chosen else train).append(text)
     random.Random(0).shuffle(train)
     random.Random(0).shuffle(heldout)
-    given.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = learn(train)
-    tokenizer.save(str(given.out / "tokenizer.json"))
+    write(given.out, train, heldout, given.tokens)
+
+
+def write(out: Path, train: list[str], heldout: list[str], most: int) -> None:
+    """Learn the tokenizer and write what the training reads."""
+    out.mkdir(parents=True, exist_ok=True)
     print(f"{sum(map(len, train)) / 1e6:.0f} MB to train on", flush=True)
-    tokens = encode(tokenizer, train, given.tokens)
+    tokenizer = learn(train)
+    tokenizer.save(str(out / "tokenizer.json"))
+    tokens = encode(tokenizer, train, most)
     packed = lzma.compress(tokens.tobytes(), lzma.FORMAT_XZ, filters=FILTERS)
-    (given.out / "train.u16.xz").write_bytes(packed)
+    (out / "train.u16.xz").write_bytes(packed)
     held = encode(tokenizer, heldout, 1_000_000)
-    (given.out / "heldout.u16").write_bytes(held.tobytes())
+    (out / "heldout.u16").write_bytes(held.tobytes())
     print(f"{len(tokens):,} tokens in {len(packed) / 1e6:.1f} MB; {len(held):,} held out")
 
 
