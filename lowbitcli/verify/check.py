@@ -17,7 +17,7 @@ from lowbitcli.plan.components import examine
 from lowbitcli.plan.pad import widened_like
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
-from lowbitcli.verify import compare, nearness, scales, structure
+from lowbitcli.verify import again, compare, nearness, scales, structure
 from lowbitcli.verify.align import layouts_of, nibbles_of, raw_fp8_of
 from lowbitcli.verify.bound import half_gap
 from lowbitcli.verify.hands import Map, hands, undivided
@@ -128,6 +128,7 @@ class _Run:
     untouched: int = 0
     widenings: Counter[float | None] = field(default_factory=Counter)
     spreads: dict[str, Spread] = field(default_factory=dict)
+    again: int = 0  # weights of which some is quantized again
 
     def verify(self) -> Verification:
         self.manifest, broken = structure.manifest_of(self.target)
@@ -225,7 +226,7 @@ class _Run:
                 numbers,
                 counts[numbers],
                 tuple(problems[numbers]),
-                note=nearness.told(self.widenings),
+                note=nearness.told(self.widenings, self.again),
             ),
             Step(
                 values,
@@ -268,7 +269,9 @@ class _Run:
                     ours, other.dtype, self.manifest, self.ours.container.name
                 )
                 self.widenings[widening] += 1
-                row, problems, spread = compare.quantized(ours, theirs, widening, each)
+                rule = again.rule_of(weight, self.manifest)
+                row, problems, spread, made = compare.quantized(ours, theirs, widening, each, rule)
+                self.again += made
                 seen = self.spreads.get(row.scheme, Spread())
                 self.spreads[row.scheme] = seen.plus(spread)
             else:

@@ -21,6 +21,7 @@ from lowbitcli.pipeline.read import pick
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA
+from lowbitcli.verify import again as made_again
 from lowbitcli.verify import diagnose
 from lowbitcli.verify.bound import half_gap, ruler, step_of
 from lowbitcli.verify.hands import Map
@@ -56,21 +57,24 @@ def same_bytes(
 
 
 class _Seen(NamedTuple):
-    """What was seen of some rows: error sums of bands, codes, how errors are spread, and where the
-    first element outside is, with what there is to say of it."""
+    """What was seen of some rows: error sums of bands, codes, how errors are spread, where the
+    first element outside is, with what there is to say of it, and how many bytes are others than
+    those that come out `again`, None where nothing was made again."""
 
     sums: list[Sums]
     codes: Look
     spread: Spread
     first: tuple[int, ...] | None
     told: str
+    again: int | None
 
 
 def quantized(
-    ours: Rows, theirs: Rows, widening: float | None, each: Map
-) -> tuple[WeightRow, list[Problem], Spread]:
+    ours: Rows, theirs: Rows, widening: float | None, each: Map, rule: str = ""
+) -> tuple[WeightRow, list[Problem], Spread, bool]:
     """Compare a quantized weight with the source's, element by element; `each` is a map over runs
-    of its rows.
+    of its rows. With the `rule` by which it was made, some of it is made again, where that can be
+    done: the last of what is returned says so.
 
     Raises:
         UnreadableError: the output cannot be read.
@@ -80,9 +84,10 @@ def quantized(
     if scheme is None:
         raise ValueError("only a quantized weight has codes")
     total, outside, clipped, underflow, spreads = Sums(), 0, 0, 0, Spread()
+    again: list[int] = []
     first: tuple[int, ...] | None = None
     told = ""
-    for found in each(partial(_seen_of, ours, theirs, scheme, widening), ours.bands()):
+    for found in each(partial(_seen_of, ours, theirs, scheme, widening, rule), ours.bands()):
         for band in found.sums:
             total = total.plus(band)
         spreads = spreads.plus(found.spread)
@@ -91,6 +96,7 @@ def quantized(
         outside += found.codes.outside
         clipped += found.codes.clipped
         underflow += found.codes.underflow
+        again += [] if found.again is None else [found.again]
     figures = _figures(total, outside, first, clipped, underflow)
     figures = _with_spread(figures, total, spreads, half_gap(scheme.element))
     row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
@@ -103,7 +109,11 @@ def quantized(
         if why:
             message = f"against the source: {why}"
             problems.append(Problem("layout", ours.weight.name, message, file))
-    return row, problems, spreads
+    elif sum(again) and not problems:
+        message = f"quantized again by the rule {rule}, the source gives other scales: "
+        message += f"{sum(again)} bytes of the rows that were made differ"
+        problems.append(Problem("scale", ours.weight.name, message, ours.weight.file))
+    return row, problems, spreads, bool(again)
 
 
 def _seen_of(
@@ -111,6 +121,7 @@ def _seen_of(
     theirs: Rows,
     scheme: Scheme,
     widening: float | None,
+    rule: str,
     place: tuple[int, int, int],
 ) -> _Seen:
     """Look at the rows of a matrix from one place to another, all of it at once."""
@@ -125,7 +136,9 @@ def _seen_of(
     if codes.first is not None:
         row, col = codes.first
         first, told = (*lead, start + row, col), _told(ours, w, parts, start, codes.first)
-    return _Seen(bands(w, v), codes, seen(scheme, codes, w, v, parts, start, lead), first, told)
+    other = made_again.differing(scheme, w, parts, rule)
+    spread = seen(scheme, codes, w, v, parts, start, lead)
+    return _Seen(bands(w, v), codes, spread, first, told, other)
 
 
 def unquantized(

@@ -43,7 +43,9 @@ def widening(ours: Rows, dtype: str, manifest: Manifest | None, container: str) 
     return BF16_WRITER if in_bf16 else FP32_WRITER
 
 
-def told(widenings: Counter[float | None]) -> str:
-    """Return how many weights were held to their codes how exactly."""
+def told(widenings: Counter[float | None], again: int = 0) -> str:
+    """Return how many weights were held to their codes how exactly, and how many were quantized
+    `again`."""
     found = sorted(widenings.items(), key=lambda item: item[0] or 0.0)
-    return ", ".join(f"{count:,} {HOW_NEAR.get(one, f'to {one}')}" for one, count in found)
+    text = ", ".join(f"{count:,} {HOW_NEAR.get(one, f'to {one}')}" for one, count in found)
+    return f"{text}; {again:,} quantized again, 128 rows of each run" if again else text

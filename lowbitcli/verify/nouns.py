@@ -27,7 +27,7 @@ class Problem:
     | missing, orphan, mismatch, unknown | names, dtypes or shapes against what is declared |
     | duplicate | a weight is stored twice, quantized and as it is |
     | index, manifest | the index or the manifest against what is stored |
-    | scale | a stored scale is zero, negative, NaN or Inf |
+    | scale | a stored scale is zero, negative, NaN or Inf, or not what lowbit makes of the source |
     | layout | codes or scales lie in another order than is declared, or padding is not zero |
     | shared | weights that are served as one matrix have different scales |
     | code | codes that stand for no number |

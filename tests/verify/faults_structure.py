@@ -81,6 +81,13 @@ def another_config(output):
     json_of(output / "config.json", lambda said: said.update(more=1))
 
 
+def by_floor(output):
+    """Say that a weight was made by another rule than it was."""
+    made = {"kept": {}, "rounded": {"floor": [DOWN + "weight"]}}
+    json_of(output / "lowbit.json", lambda said: said.update(made=made))
+    return output
+
+
 def dequantized(bench: Bench):
     source = bench.out("fp8_channel")
     output = bench.folder() / "plain"
@@ -291,6 +298,13 @@ STRUCTURE = [
         against=True,
     ),
     Fault(
+        "compare.quantized:scale",
+        "scales by another rule than lowbit says",
+        "quantized again by the rule floor, the source gives other scales: ",
+        lambda bench: by_floor(bench.proven("mxfp8")),
+        against=True,
+    ),
+    Fault(
         "compare.unquantized:bound",
         "one value of a dequantized weight",
         "1 of 4096 elements are not the source's value in BF16, the first at [0, 50]",
@@ -311,39 +325,4 @@ STRUCTURE = [
         poked(DOWN + "weight", 100, 0x7F, "fp8_channel"),
         against=True,
     ),
-    Fault(
-        "limits._sqnr:quality",
-        "a loss beyond --fail-under",
-        "dB, below 40 dB",
-        edited(None),
-        against=True,
-        options={"fail_under_db": 40.0},
-    ),
-    Fault(
-        "limits._relative:quality",
-        "a loss beyond --max-rel-error",
-        ", above 0.01",
-        edited(None),
-        against=True,
-        options={"max_rel_error": 0.01},
-    ),
-    Fault(
-        "limits._sqnr:quality",
-        "a loss beyond a threshold of the recipe",
-        "below 60 dB, the limit of '*.down_proj'",
-        edited(None),
-        against=True,
-        options={"recipe": 'rules: [{match: "*", scheme: nvfp4}]\nthresholds: '
-                           '[{match: "*.down_proj", fail_under_db: 60}]\n'},
-    ),
-    Fault(
-        "limits._thresholds:quality",
-        "a threshold of no weight",
-        "the threshold of 'nothing' is that of no weight",
-        edited(None),
-        against=True,
-        severity="warn",
-        options={"recipe": 'rules: [{match: "*", scheme: nvfp4}]\nthresholds: '
-                           '[{match: nothing, fail_under_db: 10}]\n'},
-    ),
-]  # fmt: skip
+]

@@ -20,13 +20,14 @@ from tests.verify.bench import Bench, Fault
 from tests.verify.faults_consumers import CONSUMERS
 from tests.verify.faults_containers import CONTAINERS
 from tests.verify.faults_loaded import LOADED
+from tests.verify.faults_losses import LOSSES
 from tests.verify.faults_numbers import NUMBERS
 from tests.verify.faults_peers import PEERS as OF_PEERS
 from tests.verify.faults_structure import STRUCTURE
 from tests.verify.planted import DOWN
 from tests.verify.sites import sites, watched
 
-LISTS = (STRUCTURE, NUMBERS, [*CONTAINERS, *OF_PEERS], [*CONSUMERS, *LOADED])
+LISTS = ([*STRUCTURE, *LOSSES], NUMBERS, [*CONTAINERS, *OF_PEERS], [*CONSUMERS, *LOADED])
 FAULTS = [fault for one in LISTS for fault in one]
 PAGE = Path(__file__).parents[2] / "docs" / "verify-faults.md"
 # Calls that pass on what another function found; those functions are sites, or in PHRASES.

@@ -47,6 +47,19 @@ def test_a_missing_tensor(planted):
     assert told(planted.verify(output)) == [("fail", "missing", NORM)]
 
 
+@pytest.mark.parametrize("name", ["mtp.layers.0.mlp.up_proj.weight", "visual.blocks.0.qkv.weight"])
+def test_a_tensor_of_what_predicts_further_tokens_or_sees(planted, tmp_path, name):
+    """Writers lose these: a loader that knows only the language model never sees them."""
+    tensors = {**checkpoints.read(planted.source), name: weight(64, 64)}
+    source = checkpoints.single(tmp_path / "source", tensors)
+    output = tmp_path / "out"
+    api.quantize(source, output, api.Request(scheme="nvfp4"), device="cpu")
+    (output / "lowbit.json").unlink()
+    assert told(api.verify(output, against=source, device="cpu")) == []
+    change(output, lambda tensors: tensors.pop(name))
+    assert told(api.verify(output, against=source, device="cpu")) == [("fail", "missing", name)]
+
+
 def test_an_extra_tensor(planted):
     output = planted.copy("nvfp4", "lowbit")
     change(output, lambda tensors: tensors.update(more=torch.ones(3)))

@@ -1,0 +1,59 @@
+"""Does re-quantizing the source give these very bytes? Asked of weights of which the manifest says
+that this version of lowbit rounded them, by a rule that takes the scale from the largest element:
+of the first 128 rows of each run of rows. All codes are held to the scales that are stored anyway;
+here it is seen that the scales, too, are what the rule makes of the source.
+
+Rules that search (`mse`, `four_over_six`) and schemes of one scale for the whole matrix are left to
+their intervals, and to the hashes of the manifest.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lowbit_kernels.error import BAND
+from lowbitcli import __version__
+from lowbitcli.checkpoint.manifest import Manifest
+from lowbitcli.pipeline.arithmetic import ops_of
+from lowbitcli.plan.source import SourceWeight
+from lowbitcli.schemes import Scheme
+from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
+from lowbitcli.verify.mend_scales import RESCALED
+
+SCHEMES = ("fp8_channel", "fp8_block128", "mxfp8", "mxfp4", "nvfp4", "int8_channel")
+RULES = ("amax", "floor", "even", "ceil", "ue8m0")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rule_of(weight: SourceWeight, manifest: Manifest | None) -> str:
+    """Return the rule by which a weight can be made again, "" where that is not known."""
+    if manifest is None or manifest.made is None or manifest.version != __version__:
+        return ""
+    rescaled = manifest.recipe.get(RESCALED)
+    if isinstance(rescaled, list) and weight.name in rescaled:
+        return ""
+    rule = manifest.made.rounded.get(weight.name, "")
+    known = weight.scheme is not None and weight.scheme.name in SCHEMES
+    return rule if known and rule in RULES else ""
+
+
+def differing(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], rule: str) -> int | None:
+    """Return how many bytes of the first rows' codes and scales are not those that `rule` makes of
+    the source's `w [rows, cols]`; None where they cannot be made again."""
+    if not rule or w.dtype not in DTYPES:
+        return None
+    w = w[:BAND].contiguous()
+    try:
+        made = ops_of(scheme).quantize(w, parts.get(GLOBAL_SCALE), rule)
+    except ValueError:
+        return None
+    count = 0
+    for name in (DATA, SCALE):
+        mine = made[name]
+        stored = parts[name].reshape(-1, parts[name].shape[-1])[: mine.shape[-2]]
+        if mine.shape != stored.shape or mine.dtype != stored.dtype:
+            return None
+        different = mine.contiguous().view(torch.uint8) != stored.contiguous().view(torch.uint8)
+        count += int(different.sum())
+    return count
