@@ -14,11 +14,13 @@ there, else one CPU; it syncs what it wrote before it says so, as this machine c
 import importlib
 import os
 import signal
+import sys
+import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from typing import Any, TextIO, cast
 
 from lowbitcli.checkpoint.files import AttachedFiles
 from lowbitcli.errors import LowbitError, UsageError, WorkerLostError
@@ -67,9 +69,21 @@ def connected(address: str, device: str) -> Iterator["Cluster"]:
         first = str(error).partition("\n")[0]
         raise UsageError(f"no cluster at {safe(address)}: {safe(first)}") from error
     try:
-        yield Cluster(ray, device)
+        with redirect_stdout(cast(TextIO, _OursAlone(sys.stdout))):
+            yield Cluster(ray, device)
     finally:
         ray.shutdown()
+
+
+class _OursAlone:
+    """stdout, on which a document may be printed: what Ray's threads say goes to stderr."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        theirs = threading.current_thread().name.startswith("ray_")
+        return getattr(sys.stderr if theirs else self._stream, name)
 
 
 class Cluster:

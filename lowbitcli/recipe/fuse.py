@@ -1,9 +1,55 @@
 """Groups of weights that are served as one matrix, and so share its scale."""
 
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import SLOT, FuseGroup
+
+T = TypeVar("T")
+
+_FEW = 8  # templates that are looked at one by one
+
+
+class _Templates(Generic[T]):
+    """Templates by what stands behind the slot, each with what it stands for; where many end alike,
+    also by what stands before it, so that a name meets few, however many there are."""
+
+    def __init__(self, templates: Iterable[tuple[str, T]]) -> None:
+        self._by_tail: dict[str, list[tuple[str, T]]] = {}
+        for text, value in templates:
+            head, _, tail = text.partition(SLOT)
+            self._by_tail.setdefault(tail, []).append((head, value))
+        self._depths = sorted({tail.count(".") for tail in self._by_tail})
+        self._many = {
+            tail: _by_head(some) for tail, some in self._by_tail.items() if len(some) > _FEW
+        }
+
+    def taking(self, module: str) -> list[tuple[str, T]]:
+        """Return what is in the slot and what it stands for, for each template that takes it."""
+        out: list[tuple[str, T]] = []
+        for tail in _tails(module, self._depths):
+            some = self._by_tail.get(tail, ())
+            if len(some) > _FEW:
+                places = [
+                    place
+                    for length, heads in self._many[tail].items()
+                    for place in heads.get(module[:length], ())
+                ]
+                some = [some[place] for place in sorted(places)]
+            end = len(module) - len(tail)
+            for head, value in some:
+                if len(head) < end and module.startswith(head):
+                    out.append((module[len(head) : end], value))
+        return out
+
+
+def _by_head(templates: list[tuple[str, T]]) -> dict[int, dict[str, list[int]]]:
+    """Return the length of a head -> the head -> places of templates."""
+    found: dict[int, dict[str, list[int]]] = {}
+    for place, (head, _) in enumerate(templates):
+        found.setdefault(len(head), {}).setdefault(head, []).append(place)
+    return found
 
 
 def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
@@ -13,25 +59,15 @@ def group(names: Iterable[str], fused: Iterable[FuseGroup]) -> dict[str, str]:
     shows them: `model.layers.0.mlp.{gate_proj,up_proj}`. A name that two templates take joins
     their groups. Time is linear in the names.
     """
-    tails: dict[str, list[tuple[str, tuple[str, str]]]] = {}
-    for one in fused:
-        around = _around(one)
-        for member in one.members:
-            head, _, tail = member.partition(SLOT)
-            tails.setdefault(tail, []).append((head, around))
-    depths = sorted({tail.count(".") for tail in tails})
-
+    templates = _Templates((member, _around(one)) for one in fused for member in one.members)
     first: dict[str, str] = {}
     joined: dict[str, str] = {}
     for name in names:
-        module = name.removesuffix(".weight")
-        for tail in _tails(module, depths):
-            for head, (before, after) in tails.get(tail, ()):
-                if module.startswith(head) and len(module) > len(head) + len(tail):
-                    key = f"{before}{module[len(head) : len(module) - len(tail)]}{after}"
-                    other = first.setdefault(name, key)
-                    if other != key:
-                        _join(joined, other, key)
+        for common, (before, after) in templates.taking(name.removesuffix(".weight")):
+            key = f"{before}{common}{after}"
+            other = first.setdefault(name, key)
+            if other != key:
+                _join(joined, other, key)
     return {name: _root(joined, key) for name, key in first.items()}
 
 
@@ -41,24 +77,16 @@ def missing(
     """Return the names that fused partners are missing for among the modules that are `present`,
     each with those partners: of the template that lacks fewest, where none that takes the name is
     complete."""
-    places: dict[str, list[tuple[str, FuseGroup]]] = {}
-    for one in fused:
-        for member in one.members:
-            head, _, tail = member.partition(SLOT)
-            places.setdefault(tail, []).append((head, one))
-    depths = sorted({tail.count(".") for tail in places})
+    templates = _Templates((member, one) for one in fused for member in one.members)
     found: dict[str, tuple[str, ...]] = {}
     known: dict[tuple[int, str], tuple[str, ...]] = {}  # partners ask the same thing
     for name in names:
-        module = name.removesuffix(".weight")
         lacks = []
-        for tail in _tails(module, depths):
-            for head, one in places.get(tail, ()):
-                if module.startswith(head) and len(module) > len(head) + len(tail):
-                    asked = id(one), module[len(head) : len(module) - len(tail)]
-                    if asked not in known:
-                        known[asked] = _lacking(one, asked[1], present)
-                    lacks.append(known[asked])
+        for common, one in templates.taking(name.removesuffix(".weight")):
+            asked = id(one), common
+            if asked not in known:
+                known[asked] = _lacking(one, common, present)
+            lacks.append(known[asked])
         if lacks and all(lacks):
             found[name] = min(lacks, key=len)
     return found
@@ -66,17 +94,19 @@ def missing(
 
 def refuse_dead(names: Iterable[str], fused: Iterable[FuseGroup]) -> None:
     """Raise RecipeError where a template of a recipe takes none of the names."""
-    modules = {name.removesuffix(".weight") for name in names}
-    for one in fused:
-        for member in one.members:
-            head, _, tail = member.partition(SLOT)
-            least = len(head) + len(tail)
-            if not any(x.endswith(tail) and x.startswith(head) and len(x) > least for x in modules):
-                raise RecipeError(
-                    f"fuse: {member!r} matches no tensor",
-                    where=one.where,
-                    hint="lowbit inspect lists the names",
-                )
+    fused = list(fused)
+    members = [(member, one) for one in fused for member in one.members]
+    templates = _Templates((member, number) for number, (member, _) in enumerate(members))
+    alive: set[int] = set()
+    for module in {name.removesuffix(".weight") for name in names}:
+        alive.update(number for _, number in templates.taking(module))
+    for number, (member, one) in enumerate(members):
+        if number not in alive:
+            raise RecipeError(
+                f"fuse: {member!r} matches no tensor",
+                where=one.where,
+                hint="lowbit inspect lists the names",
+            )
 
 
 def _lacking(one: FuseGroup, common: str, present: set[str]) -> tuple[str, ...]:
