@@ -143,6 +143,7 @@ def start(
     `prepare` is called in the child before; what it returns is called after, if it can be.
     """
     folder = Path(tempfile.mkdtemp(prefix="fault-"))
+    folder.chmod(0o777)  # a child may be another user
     pid = os.fork()
     if pid:
         return Child(pid, folder)

@@ -12,12 +12,12 @@ from tests.faults.mounts import isolate, read_only
 from tests.faults.shim import LONG, run
 from tests.faults.spread import spread
 
-_CAPABILITIES = 0x20080522  # linux/capability.h, version 3
+CAPABILITIES = 0x20080522  # linux/capability.h, version 3
 
 
 def without_privileges():
     """Let modes hold for this process, root's too."""
-    head = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0)
+    head = (ctypes.c_uint32 * 2)(CAPABILITIES, 0)
     assert ctypes.CDLL(None, use_errno=True).capset(head, (ctypes.c_uint32 * 6)()) == 0
 
 
