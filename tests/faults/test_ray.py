@@ -87,8 +87,8 @@ def settled(said, command, models, place, whole, which):
     code, out, err = said(words)
     assert code == 0, (which, err)
     assert content(where) == whole.content and names_in(place) == [where.name], which
-    assert out.startswith("{"), (which, out)
-    return json.loads(out)["resumed"]
+    # What Ray says of a worker that died is kept off stdout where one connects, which is not here.
+    return json.loads(out[out.index("{\n") :])["resumed"]
 
 
 @pytest.mark.parametrize("how", FAULTS)
@@ -185,7 +185,7 @@ def test_f5_f6_real_runs_on_a_cluster_of_their_own(models, tmp_path, expected, s
         place = tmp_path / str(number)
         place.mkdir()
         command = COMMANDS[number % len(COMMANDS)]
-        words, _ = words_of(command, models, place)
+        words, where = words_of(command, models, place)
         line = "from tests.faults.test_killed import slow; slow(); from lowbitcli.cli import main;"
         process = subprocess.Popen(
             [sys.executable, "-c", line + "main()", *(str(word) for word in words)],
@@ -201,7 +201,10 @@ def test_f5_f6_real_runs_on_a_cluster_of_their_own(models, tmp_path, expected, s
         sent = list(ENDS)[number % 3]
         process.send_signal(sent)
         _, err = process.communicate(timeout=120)
-        assert process.returncode in (0, ENDS[sent]), (number, process.returncode, err)
+        done = content(where) == expected(command).content
+        # When all is published Python lets go of its handlers: a signal is then the system's.
+        ends = (0, ENDS[sent], *((-sent,) if done else ()))
+        assert process.returncode in ends, (number, process.returncode, err)
         assert "Traceback" not in err
         ended += process.returncode != 0
         settled(said, command, models, place, expected(command), number)
