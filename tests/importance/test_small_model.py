@@ -1,5 +1,5 @@
-"""The small models that accuracy is measured on have in transformers the logits they were trained to,
-and `lowbit importance` reads them."""
+"""The small models that accuracy is measured on have in transformers the logits that they had when
+they were trained."""
 
 import dataclasses
 
