@@ -21,6 +21,7 @@ from torch import Tensor
 from lowbit_kernels import rounding
 from lowbitcli.pipeline.arithmetic import ops_of
 from lowbitcli.plan.nouns import Weight
+from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
 
 PAIRS = frozenset(
@@ -44,8 +45,12 @@ def is_counted(weight: Weight) -> bool:
 
 def keeps_codes(weight: Weight) -> bool:
     """Are the codes of the source kept, under a global scale that is a power of two?"""
-    source, target = weight.source, weight.target
-    if source is None or target is None or weight.rule != "amax":
+    return keeps(weight.source, weight.target, weight.rule)
+
+
+def keeps(source: Scheme | None, target: Scheme | None, rule: str) -> bool:
+    """Are codes of `source` kept by `target` with this rule, wherever they can be?"""
+    if source is None or target is None or rule != "amax":
         return False
     return (source.name, target.name) == ("mxfp4", "nvfp4")
 

@@ -16,6 +16,7 @@ from lowbit_kernels.error import BAND
 from lowbitcli import __version__
 from lowbitcli.checkpoint.manifest import Manifest
 from lowbitcli.pipeline.arithmetic import ops_of
+from lowbitcli.pipeline.lossless import keeps
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
@@ -26,16 +27,17 @@ RULES = ("amax", "floor", "even", "ceil", "ue8m0")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def rule_of(weight: SourceWeight, manifest: Manifest | None) -> str:
-    """Return the rule by which a weight can be made again, "" where that is not known."""
+def rule_of(weight: SourceWeight, other: SourceWeight, manifest: Manifest | None) -> str:
+    """Return the rule by which a weight can be made again from the `other`, the source's; "" where
+    that is not known, or codes of the source were kept."""
     if manifest is None or manifest.made is None or manifest.version != __version__:
         return ""
     rescaled = manifest.recipe.get(RESCALED)
     if isinstance(rescaled, list) and weight.name in rescaled:
         return ""
     rule = manifest.made.rounded.get(weight.name, "")
-    known = weight.scheme is not None and weight.scheme.name in SCHEMES
-    return rule if known and rule in RULES else ""
+    known = weight.scheme is not None and weight.scheme.name in SCHEMES and rule in RULES
+    return rule if known and not keeps(other.scheme, weight.scheme, rule) else ""
 
 
 def differing(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], rule: str) -> int | None:

@@ -269,7 +269,7 @@ class _Run:
                     ours, other.dtype, self.manifest, self.ours.container.name
                 )
                 self.widenings[widening] += 1
-                rule = again.rule_of(weight, self.manifest)
+                rule = again.rule_of(weight, other, self.manifest)
                 row, problems, spread, made = compare.quantized(ours, theirs, widening, each, rule)
                 self.again += made
                 seen = self.spreads.get(row.scheme, Spread())

@@ -36,7 +36,9 @@ def test_a_write_waits_for_its_file(tmp_path, plan, monkeypatch):
         may.set()
         thread.join()
         writer.settle()
-        assert writer.read(part, 0, 4) == b"1234"
+        found = bytearray(4)
+        writer.read_into(part, 0, memoryview(found))
+        assert found == b"1234"
 
 
 def test_space_that_is_not_there_is_said_by_a_write_and_at_the_end(tmp_path, plan, monkeypatch):
