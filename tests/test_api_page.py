@@ -49,7 +49,7 @@ FOR_NEIGHBOURS = {
 NEIGHBOURS = {"fake_blocks", "fake_checks", "fake_kernels", "fake_plain", "formats"}
 NEIGHBOURS |= {"nvfp4_search", "nvfp4_te", "ops", "rounding", "tensor_file", "typed"}
 FOLLOW_NOBODY = {"amax", "error", "grouped", "importance"}
-REFUSE_NOTHING = {"importance.values_of", "layout.swizzled_shape", "nvfp4.global_scale_of"}
+REFUSE_NOTHING = {"importance.values_of", "nvfp4.global_scale_of"}
 
 
 def default(value):

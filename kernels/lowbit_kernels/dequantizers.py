@@ -76,7 +76,7 @@ def _signs(signs: Any) -> Signs:
     """Return sixteen signs as a tuple."""
     if not isinstance(signs, list | tuple):
         raise ValueError(f"signs are sixteen numbers in a tuple, not {type(signs).__name__}")
-    if len(signs) != hadamard.WIDTH or any(sign not in (1, -1) for sign in signs):
+    if len(signs) != hadamard.WIDTH or any(type(x) is not int or x not in (1, -1) for x in signs):
         raise ValueError(f"signs are sixteen of 1 and -1, not {list(signs)}")
     return tuple(signs)
 

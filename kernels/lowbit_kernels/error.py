@@ -39,6 +39,11 @@ from lowbit_kernels.jit import use_kernel
 from lowbit_kernels.typed import typed
 
 
+def _larger(a: float, b: float) -> float:
+    """Return the larger of both, NaN where one is."""
+    return a if a > b or math.isnan(a) else b
+
+
 @dataclass(frozen=True)
 class Sums:
     """Sums over `count` elements; `largest` is the largest |v - w|, `steps` the same in steps of
@@ -66,8 +71,8 @@ class Sums:
             self.signal + other.signal,
             self.value + other.value,
             self.product + other.product,
-            max(self.largest, other.largest),
-            max(self.steps, other.steps),
+            _larger(self.largest, other.largest),
+            _larger(self.steps, other.steps),
         )
 
     @property
@@ -149,10 +154,12 @@ def total_of_bands(found: Tensor, count: int) -> Sums:
     in memory of the CPU: those of the first band to the last, as `Sums.plus` adds them.
 
     Raises:
-        ValueError: the figures have another shape.
+        ValueError: the figures have another shape or dtype, or the count is below 0.
     """
-    if found.dim() != 2 or found.shape[1] != 6:
-        raise ValueError(f"figures are [bands, 6], these {list(found.shape)}")
+    if found.dim() != 2 or found.shape[1] != 6 or found.dtype != torch.float64:
+        raise ValueError(f"figures are fp64 [bands, 6], these {found.dtype} {list(found.shape)}")
+    if count < 0:
+        raise ValueError(f"there are no {count} elements")
     if not len(found):
         return Sums(count)
     # torch adds up a column from its first number to its last.
@@ -189,7 +196,7 @@ def bands_of_parts(
     Raises:
         ValueError: the parts do not belong to `w`, or there is no data or scale.
     """
-    if not {"data", "scale"} <= parts.keys():
+    if not {"data", "scale"} <= parts.keys() <= {"data", "scale", "global_scale"}:
         raise ValueError(f"parts are data, scale and global_scale, these are {list(parts)}")
     if use_kernel(w):
         return _listed(w, figures_of_parts(w, parts, element, block).tolist())

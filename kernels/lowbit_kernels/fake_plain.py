@@ -124,6 +124,10 @@ def traced(operator: Any, shape: Callable[..., Tensor]) -> None:
     sample after another, as scales may be of all of a sample."""
 
     def one_by_one(info: Any, dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
+        if not info.batch_size:
+            x, d = given[0], dims[0]
+            none = x.unsqueeze(0)[:0] if d is None else x.movedim(d, 0)
+            return shape(none, *given[1:]), 0
         pairs = list(zip(given, dims, strict=True))
         each = [
             operator(*(x if d is None else x.select(d, i) for x, d in pairs))

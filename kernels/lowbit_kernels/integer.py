@@ -13,7 +13,8 @@ so small that amax / max is zero gets the smallest subnormal, 2^-149. Scales of 
 rounded to bf16 or fp16, nearest even, for readers that keep them so: codes are then made for what
 they were rounded to, and the least is that dtype's smallest subnormal.
 What is no number shows in the scale of its row or group alone: NaN where that holds a NaN, else Inf
-where it holds an Inf; every code there is 0, and decodes to NaN.
+where it holds an Inf or magnitudes whose scale is too large for fp16; every code there is 0, and
+decodes to NaN.
 INT8: same bytes as ModelOpt 0.47 `get_scaling_factor` + `to_quantized_weight`, but for amax below
 the dtype's tiny.
 """

@@ -131,7 +131,12 @@ def can_fuse(rows: int, across: int, matrices: int) -> bool:
 
 @typed
 def swizzled_shape(rows: int, cols: int) -> tuple[int, int]:
-    """Return the rows and columns of whole tiles that hold `rows` x `cols` scales."""
+    """Return the rows and columns of whole tiles that hold `rows` x `cols` scales.
+
+    Raises ValueError for fewer than none.
+    """
+    if rows < 0 or cols < 0:
+        raise ValueError(f"there are no {rows} x {cols} scales")
     return rows + -rows % 128, cols + -cols % 4
 
 

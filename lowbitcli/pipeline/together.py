@@ -8,7 +8,7 @@ neighbours written by one call.
 Bytes and error sums are those of one by one. Where anything is refused, nothing has been written
 and the jobs are done one by one, which says what is wrong with which.
 
-`DEVICES` is the one switch: kinds of devices on which it is done.
+It is done on the kinds of devices in `DEVICES`.
 """
 
 from collections.abc import Sequence

@@ -258,6 +258,10 @@ REFUSED = {
         "signs is a list or tuple",
     ),
     "signs": ((PACKED, E4M3, F32, ScalingMode.NVFP4_1D, ONE, (1, 2)), "sixteen"),
+    "signs of a value": (
+        (PACKED, E4M3, F32, ScalingMode.NVFP4_1D, ONE, (True,) * 16),
+        "each an integer",
+    ),
 }
 
 
@@ -266,6 +270,12 @@ def test_refused(name):
     arguments, words = REFUSED[name]
     with pytest.raises(ValueError, match=words):
         dequantize(*arguments)
+
+
+@pytest.mark.parametrize("signs", ((True,) * 16, (1.0,) * 16, (1,) * 15))
+def test_a_value_takes_the_signs_that_it_can_use(signs):
+    with pytest.raises(ValueError, match="signs are sixteen of 1 and -1"):
+        QuantizedTensor(PACKED, E4M3, ScalingMode.NVFP4_1D, F32, ONE, signs)
 
 
 @pytest.mark.parametrize("mode", ScalingMode)

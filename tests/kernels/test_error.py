@@ -127,9 +127,21 @@ def test_the_total_of_bands_is_one_added_to_the_other(shape):
     for one in error.bands(w, v):
         total = total.plus(one)
     assert error.total_of_bands(error.figures_of_bands(w, v), w.numel()) == total
-    assert error.total_of_bands(torch.zeros(0, 6), 0) == error.Sums()
-    with pytest.raises(ValueError, match=r"figures are \[bands, 6\]"):
-        error.total_of_bands(torch.zeros(3), 3)
+    assert error.total_of_bands(torch.zeros(0, 6).double(), 0) == error.Sums()
+    for found, count in ((torch.zeros(3).double(), 3), (torch.zeros(3, 6), 3)):
+        with pytest.raises(ValueError, match=r"figures are fp64 \[bands, 6\]"):
+            error.total_of_bands(found, count)
+    with pytest.raises(ValueError, match="no -3 elements"):
+        error.total_of_bands(torch.zeros(1, 6).double(), -3)
+
+
+@pytest.mark.parametrize("row", (3, 200))
+def test_the_largest_is_nan_where_one_is(row):
+    w = torch.randn(384, 32, generator=torch.Generator().manual_seed(2))
+    v = w + 0.01
+    w[row, 0] = torch.nan
+    found = error.total_of_bands(error.figures_of_bands(w, v), w.numel())
+    assert np.isnan([error.sums(w, v).largest, found.largest]).all()
 
 
 def test_nan_comes_through_and_nothing_is_nothing():

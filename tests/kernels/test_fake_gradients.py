@@ -235,6 +235,9 @@ def test_torch_func_of_casts_and_of_an_amax_of_each_sample():
         return fake_quant.fake_tensor_quant(x, x.detach().abs().max(), num_bits=4)
 
     assert torch.equal(torch.func.vmap(own)(x), torch.stack([own(one) for one in x]))
+    none = x[:0]
+    assert torch.func.vmap(own)(none).shape == none.shape
+    assert torch.func.vmap(fake_quant.fp4_cast, in_dims=2)(none.movedim(0, 2)).shape == none.shape
 
 
 def test_forward_mode_is_refused():
