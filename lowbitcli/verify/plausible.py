@@ -159,13 +159,17 @@ def _scale_order(
     if other is None or rows * cols < 8 * BLOCKS:
         return
     is_exponent = scheme.scale is E8M0
-    there = _told(other[1], is_exponent)
-    if there <= TELLS:
+    if _told(other[1], is_exponent, rows * cols) <= TELLS:
         return
     declared = part.stored.layout.decode(stored)
+    # Rows that repeat the one before, as those of tiles do, tell nothing of their own.
+    own = min(_distinct(declared), _distinct(other[1])) * cols
+    there = _told(other[1], is_exponent, own)
+    if own < 8 * BLOCKS or there <= TELLS:
+        return
     if stored.numel() > rows * cols and _zeros(other[1]) > _zeros(declared):
         return  # what pads the tiles would be scales
-    here = _told(declared, is_exponent)
+    here = _told(declared, is_exponent, own)
     if there > max(here, 0.0) + TELLS:
         yield (
             SCALE,
@@ -178,16 +182,22 @@ def _zeros(scale: Tensor) -> int:
     return scale.numel() - int(_bytes(scale).clamp(max=1).sum())
 
 
-def _told(scale: Tensor, is_exponent: bool) -> float:
+def _distinct(scale: Tensor) -> int:
+    """Return the number of rows that are not the same as the row before."""
+    rows = _bytes(scale)
+    return 1 + int((rows[1:] != rows[:-1]).any(1).sum())
+
+
+def _told(scale: Tensor, is_exponent: bool, own: int) -> float:
     """Return how much of the variance of the logarithms rows and columns tell, for what noise
-    would."""
+    would, where `own` scales are numbers of their own."""
     rows, cols = scale.shape
     table = _logarithms(is_exponent).to(scale.device)
     values = torch.index_select(table, 0, _bytes(scale).flatten().int())
     values = values.view(rows, cols).sub_(values.mean())
-    free = rows * cols - rows - cols + 1
+    free = own - rows - cols + 1
     square = float(values.square().sum())
-    variance = square / (rows * cols - 1)
+    variance = square / max(own - 1, 1)
     if free < 1 or variance == 0:
         return 0.0
     # What is left beside the means of rows and columns, which are of numbers about 0.

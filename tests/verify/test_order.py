@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowbit_kernels import rounding
+from lowbit_kernels import layout, nvfp4, rounding
 from lowbitcli import api
 from lowbitcli.containers.layouts import SWIZZLED128X4
+from lowbitcli.verify import plausible
 from tests import checkpoints
 from tests.checkpoints import single, weight
 from tests.verify.planted import DOWN, GATE, SCHEMES, UP, change
@@ -264,3 +265,26 @@ GOLDENS = [
 @pytest.mark.parametrize("path", GOLDENS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_nothing_is_told_of_what_peers_wrote(path):
     assert layouts(path) == []
+
+
+def test_tiles_that_share_a_scale_are_no_order_of_rows():
+    """16 rows of 16 x 16 tiles repeat one scale: 128 numbers in 128 x 16 scales, no 2,048."""
+    worst = 0.0
+    for seed in range(60):
+        w = torch.randn(128, 256, generator=torch.Generator().manual_seed(seed))
+        _, scale, _ = nvfp4.quantize(w.bfloat16(), rule="2d")
+        other = layout.unswizzle(scale, 128, 16)
+        own = plausible._distinct(scale) * 16
+        assert own == 128
+        worst = max(worst, plausible._told(other, False, 128 * 16))
+        assert plausible._told(other, False, own) <= 0.0
+    assert worst > plausible.TELLS / 2  # what would be near to a finding
+    generator = torch.Generator().manual_seed(5)
+    high, wide = (torch.randn(64, generator=generator).mul(x).exp() for x in (0.7, 0.3))
+    of_tiles = torch.outer(high.repeat_interleave(16), wide.repeat_interleave(16))
+    _, scale, _ = nvfp4.quantize(of_tiles * weight(1024, 1024, 0.02).float(), rule="2d")
+    turned = layout.swizzle(scale)
+    back = layout.unswizzle(turned, 1024, 64)
+    own = min(plausible._distinct(turned), plausible._distinct(back)) * 64
+    found = plausible._told(back, False, own)
+    assert found > max(plausible._told(turned, False, own), 0.0) + plausible.TELLS
