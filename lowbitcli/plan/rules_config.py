@@ -115,6 +115,25 @@ def formats(seen: Seen, consumer: str) -> Iterator[Found]:
             f"config.json: format is mixed-precision, and these groups have none: {many(without)}"
         )
         yield Found("", told)
+    for label, group in groups:
+        said = group.get("format") or top
+        wanted = _formats_of(as_object(group.get("weights")))
+        if wanted and said and said != "mixed-precision" and said not in wanted:
+            told = f"config.json: the format of config_groups.{label} is {many([str(said)])}, its "
+            yield Found("", f"{told}weights are {wanted[0]}, and are read for what they are not")
+
+
+def _formats_of(weights: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the formats that floats may lie in; integers may lie in several, and none is said."""
+    bits, size = weights.get("num_bits"), weights.get("group_size")
+    if weights.get("type") != "float":
+        return ()
+    if bits == 4:
+        packed = {16: ("nvfp4-pack-quantized",), 32: ("mxfp4-pack-quantized",)}
+        return packed.get(size, ()) if isinstance(size, int) else ()
+    is_mx = weights.get("strategy") == "group" and size == 32
+    plain = ("float-quantized", "naive-quantized")
+    return ("mxfp8-quantized", *plain) if is_mx else plain
 
 
 def arguments(seen: Seen, _: str) -> Iterator[Found]:
