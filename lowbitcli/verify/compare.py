@@ -110,7 +110,7 @@ def quantized(
             message = f"against the source: {why}"
             problems.append(Problem("layout", ours.weight.name, message, file))
     elif sum(again) and not problems:
-        message = f"quantized again by the rule {rule}, the source gives other scales: "
+        message = f"quantized again by the rule {rule}, the source gives other codes or scales: "
         message += f"{sum(again)} bytes of the rows that were made differ"
         problems.append(Problem("scale", ours.weight.name, message, ours.weight.file))
     return row, problems, spreads, bool(again)
