@@ -13,7 +13,7 @@ def _operations(name: str, element: Format, quantize, back) -> list[Operation]:
     """Return both directions of one format, with the peers' contenders."""
 
     def reference(w: torch.Tensor):
-        return mx._quantize_reference(w, element, "amax")
+        return mx._quantize_reference(w, element, "amax", None)
 
     def prepare_compiled(w: torch.Tensor):
         compiled = torch.compile(reference)

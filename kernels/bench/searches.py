@@ -14,7 +14,7 @@ def _nvfp4(rule: str, weighted: bool = False):
     def prepare(w: torch.Tensor):
         largest = nvfp4.LARGEST_SCALE[rule]
         g = nvfp4.nvfp4_te.global_scale_of(nvfp4.amax_of.matrix(w), largest)
-        h = torch.linspace(0.5, 2.0, w.shape[-1], device=w.device) if weighted else None
+        h = _columns(w) if weighted else None
         return lambda: nvfp4.quantize(w, g, rule, h)
 
     return prepare
@@ -49,8 +49,29 @@ def _bytes_rotated(w: torch.Tensor) -> float:
     return w.numel() * (w.element_size() + 4)
 
 
-def _mx(element, rule: str):
-    return lambda w: lambda: mx.quantize(w, element, rule)
+def _columns(w: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(0.5, 2.0, w.shape[-1], device=w.device)
+
+
+def _mx(element, rule: str, weighted: bool = False):
+    def prepare(w: torch.Tensor):
+        h = _columns(w) if weighted else None
+        return lambda: mx.quantize(w, element, rule, importance=h)
+
+    return prepare
+
+
+def _check_weighted(quantize):
+    def check(w: torch.Tensor) -> None:
+        part = w[:256].contiguous()
+        with references():
+            want = quantize(part, _columns(part))
+        for ours, reference in zip(quantize(part, _columns(part)), want, strict=True):
+            assert torch.equal(
+                ours.flatten().view(torch.uint8), reference.flatten().view(torch.uint8)
+            )
+
+    return check
 
 
 def _check_hadamard(w: torch.Tensor) -> None:
@@ -80,9 +101,17 @@ OPERATIONS = (
         "nvfp4 mse, weighted by column",
         _bytes4,
         [Contender("lowbit", _nvfp4("mse", True))],
+        check=_check_weighted(lambda w, h: nvfp4.quantize(w, rule="mse", importance=h)),
         shapes=SHAPES,
     ),
     Operation("mxfp4 mse", _bytes_mxfp4, [Contender("lowbit", _mx(E2M1, "mse"))], shapes=SHAPES),
+    Operation(
+        "mxfp4 mse, weighted by column",
+        _bytes_mxfp4,
+        [Contender("lowbit", _mx(E2M1, "mse", True))],
+        check=_check_weighted(lambda w, h: mx.quantize(w, E2M1, "mse", importance=h)),
+        shapes=SHAPES,
+    ),
     Operation("mxfp8 mse", _bytes_mxfp8, [Contender("lowbit", _mx(E4M3, "mse"))], shapes=SHAPES),
     Operation(
         "hadamard 16",

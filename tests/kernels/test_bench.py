@@ -1,4 +1,4 @@
-"""What the benches of `kv_nvfp4` and `fake_quant` time can be called, and passes their check."""
+"""What the benches time can be called, and passes their check."""
 
 import importlib
 from pathlib import Path
@@ -23,3 +23,16 @@ def test_every_contender_runs(monkeypatch, family, shape):
             operation.check(w)
         for contender in operation.contenders:
             assert contender.prepare(w)() is not None
+
+
+@pytest.mark.parametrize(
+    "family", ["fp8", "mx", "nvfp4", "grouped", "stores", "searches", "errors"]
+)
+def test_our_own_passes_the_check_of_every_operation(monkeypatch, family):
+    monkeypatch.syspath_prepend(BENCH)
+    w = torch.randn((2, 128, 128), generator=torch.Generator().manual_seed(2)).bfloat16()
+    for operation in importlib.import_module(family).OPERATIONS:
+        if operation.check is not None:
+            operation.check(w)
+        (ours,) = (one for one in operation.contenders if one.name == "lowbit")
+        assert ours.prepare(w)() is not None
