@@ -70,8 +70,5 @@ OPERATIONS = (
         check=_check,
         shapes=SHAPES,
     ),
-    # The reference's table comes from the CPU, which no graph can hold.
-    Operation(
-        "kv nvfp4 dequantize", _bytes, [Contender("lowbit", _back, queued=True)], shapes=SHAPES
-    ),
+    Operation("kv nvfp4 dequantize", _bytes, [Contender("lowbit", _back)], shapes=SHAPES),
 )

@@ -25,7 +25,6 @@ from torch import Tensor
 from lowbit_kernels import amax as amax_of
 from lowbit_kernels import layout, nvfp4_te, rounding
 from lowbit_kernels.checks import check_scale, check_tensor
-from lowbit_kernels.formats import E2M1_VALUES
 from lowbit_kernels.jit import OPTIONS, jit, loadable, tl, use_kernel
 from lowbit_kernels.layout import store_scales
 from lowbit_kernels.nvfp4_te import _inverse, _signed_codes
@@ -190,6 +189,14 @@ def unswizzle(scale: Tensor, rows: int, dim: int) -> Tensor:
     return layout.unswizzle(scale, rows, dim // BLOCK)
 
 
+def _e2m1_values(device: torch.device) -> Tensor:
+    """Return the sixteen values of E2M1, fp32, made on the device: a copy would stop its queue."""
+    code = torch.arange(16, device=device)
+    exponent, mantissa = (code >> 1) & 3, code & 1
+    doubled = torch.where(exponent > 0, (2 + mantissa) << (exponent - 1).clamp(min=0), mantissa)
+    return doubled.float() * torch.where(code < 8, 0.5, -0.5)
+
+
 @typed
 def dequantize(
     packed: Tensor,
@@ -214,9 +221,8 @@ def dequantize(
     tiles = layout.swizzled_shape(rows, blocks)
     check_scale(scale, tiles, packed.device, torch.float8_e4m3fn, "scale in tiles")
     linear = layout.unswizzle(scale, rows, blocks).float().unsqueeze(-1)
-    table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
     codes = rounding.unpack(packed).reshape(rows, blocks, BLOCK)
-    values = table[codes.int()] * linear
+    values = _e2m1_values(packed.device)[codes.int()] * linear
     if global_scale is not None:
         if global_scale.numel() != 1 or global_scale.dtype != torch.float32:
             found = f"{global_scale.dtype} {list(global_scale.shape)}"

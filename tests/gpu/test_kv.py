@@ -42,3 +42,15 @@ def test_more_than_an_int32_counts():
     assert difference(q.packed[-128:], want.packed[16:]) == ""
     last = kv_nvfp4.unswizzle(q.scale[-128:], 128, 128)
     assert difference(last, kv_nvfp4.unswizzle(want.scale, 144, 128)[16:]) == ""
+
+
+def test_dequantizing_never_waits_for_the_device():
+    x = torch.randn(256, 2, 64, device="cuda", dtype=torch.bfloat16)
+    packed, scale, shared = kv_nvfp4.quantize(x)
+    kv_nvfp4.dequantize(packed, scale, shared)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        back = kv_nvfp4.dequantize(packed, scale, shared)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert back.shape == x.shape
