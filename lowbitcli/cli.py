@@ -380,9 +380,9 @@ def verify(
         console.notes(["nothing was found that --fix puts right: nothing was written"])
     if as_json:
         console.document(found.to_dict())
-    else:
+    elif not quiet or found.exit_code:
         console.data(tables.verification_lines(found, everything=verbose))
-    if where is not None and not as_json:
+    if where is not None and not (as_json or quiet):
         console.data([f"report: {where}"])
     return found.exit_code
 

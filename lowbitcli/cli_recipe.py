@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lowbitcli import options as opt
-from lowbitcli.program import EXIT_CODES, beside, byte_count, command, help_unless_invoked
+from lowbitcli.program import EXIT_CODES, beside, byte_count, command, finite, help_unless_invoked
 
 recipe_app = typer.Typer(
     help="List, show, check and start recipes.",
@@ -126,7 +126,8 @@ def recipe_auto(
     where = None if report is None else Path(report) if report else beside(output or Path(source))
     if where is not None:
         reports.check_path(where)
-    budget = bits, byte_count(size, "--size 3.2GB")
+    floor_db = finite(floor_db, "--floor-db 18")
+    budget = finite(bits, "--bits 4.6"), byte_count(size, "--size 3.2GB")
     wanted = api.Wanted(*budget, schemes or "", floor_db, container, importance)
     allowed = api.Allowed(
         device,

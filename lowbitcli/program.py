@@ -1,6 +1,7 @@
 """What all commands have in common: exit codes, errors, signals, and how a command line is read."""
 
 import functools
+import math
 import os
 import re
 import signal
@@ -107,6 +108,14 @@ def byte_count(text: str | None, example: str = "--max-memory 2GiB") -> int | No
         raise UsageError(f"{text!r} is no number of bytes", hint=example)
     base = 1024 if found[3] else 1000
     return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+
+
+def finite(number: float | None, example: str) -> float | None:
+    """Return the number of an option; raise UsageError, with an `example` as its hint, for one that
+    is infinite or NaN."""
+    if number is not None and not math.isfinite(number):
+        raise UsageError(f"{example.split()[0]} takes a finite number, not {number}", hint=example)
+    return number
 
 
 def beside(output: Path) -> Path:

@@ -18,6 +18,7 @@ from lowbitcli.errors import CheckpointError, RecipeError, UsageError
 from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.recipe import Consumer, Matcher, Recipe
 from lowbitcli.recipe.consumer import AT, named
+from lowbitcli.recipe.document import did_you_mean
 from lowbitcli.tensors import DATA, FLOATING, safe
 
 FAIL, WARN = "fail", "warn"
@@ -133,14 +134,16 @@ def asked(names: Iterable[str]) -> tuple[Consumer, ...]:
     several, with commas.
 
     Raises:
-        UsageError: no such consumer is known, or it names no version.
+        UsageError: no such consumer is known, one has no name, or it names no version.
     """
-    wanted = [part.strip().lower() for name in names for part in name.split(",") if part.strip()]
+    wanted = [part.strip().lower() for name in names for part in name.split(",")]
     found = []
     for text in wanted:
         name = text.partition(AT)[0].strip()
+        if not name:
+            raise UsageError("a consumer without a name", hint=f"known: {', '.join(CONSUMERS)}")
         if name not in CONSUMERS:
-            raise UsageError(f"no consumer {safe(name)!r}", hint=f"known: {', '.join(CONSUMERS)}")
+            raise UsageError(f"no consumer {safe(name)!r}", hint=did_you_mean(name, CONSUMERS))
         try:
             found.append(named(text))
         except RecipeError as error:

@@ -8,6 +8,7 @@ their intervals, and to the hashes of the manifest.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,9 +41,19 @@ def rule_of(weight: SourceWeight, other: SourceWeight, manifest: Manifest | None
     return rule if known and not keeps(other.scheme, weight.scheme, rule) else ""
 
 
-def differing(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], rule: str) -> int | None:
-    """Return how many bytes of the first rows' codes and scales are not those that `rule` makes of
-    the source's `w [rows, cols]`; None where they cannot be made again."""
+@dataclass(frozen=True)
+class Others:
+    """How many bytes are others, and where the first of them is."""
+
+    count: int = 0
+    where: str = ""
+
+
+def differing(
+    scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], rule: str, start: int
+) -> Others | None:
+    """Return what of the first rows' codes and scales is not what `rule` makes of the source's
+    `w [rows, cols]`, rows of a matrix from `start`; None where they cannot be made again."""
     if not rule or w.dtype not in DTYPES:
         return None
     w = w[:BAND].contiguous()
@@ -50,12 +61,19 @@ def differing(scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], rule: str)
         made = ops_of(scheme).quantize(w, parts.get(GLOBAL_SCALE), rule)
     except ValueError:
         return None
-    count = 0
+    found = Others()
     for name in (DATA, SCALE):
         mine = made[name]
         stored = parts[name].reshape(-1, parts[name].shape[-1])[: mine.shape[-2]]
         if mine.shape != stored.shape or mine.dtype != stored.dtype:
             return None
         different = mine.contiguous().view(torch.uint8) != stored.contiguous().view(torch.uint8)
-        count += int(different.sum())
-    return count
+        count = int(different.sum())
+        if count and not found.count:
+            row, byte = torch.nonzero(different)[0].tolist()
+            row += start if name == DATA else start // (scheme.block[0] or 1)
+            what = "codes" if name == DATA else "scales"
+            found = Others(count, f"the first is byte {byte} of row {row} of its {what}")
+        else:
+            found = replace(found, count=found.count + count)
+    return found

@@ -58,7 +58,7 @@ def same_bytes(
 
 class _Seen(NamedTuple):
     """What was seen of some rows: error sums of bands, codes, how errors are spread, where the
-    first element outside is, with what there is to say of it, and how many bytes are others than
+    first element outside is, with what there is to say of it, and which bytes are others than
     those that come out `again`, None where nothing was made again."""
 
     sums: list[Sums]
@@ -66,7 +66,7 @@ class _Seen(NamedTuple):
     spread: Spread
     first: tuple[int, ...] | None
     told: str
-    again: int | None
+    again: made_again.Others | None
 
 
 def quantized(
@@ -84,7 +84,7 @@ def quantized(
     if scheme is None:
         raise ValueError("only a quantized weight has codes")
     total, outside, clipped, underflow, spreads = Sums(), 0, 0, 0, Spread()
-    again: list[int] = []
+    again: list[made_again.Others] = []
     first: tuple[int, ...] | None = None
     told = ""
     for found in each(partial(_seen_of, ours, theirs, scheme, widening, rule), ours.bands()):
@@ -109,9 +109,10 @@ def quantized(
         if why:
             message = f"against the source: {why}"
             problems.append(Problem("layout", ours.weight.name, message, file))
-    elif sum(again) and not problems:
+    elif (others := [one for one in again if one.count]) and not problems:
         message = f"quantized again by the rule {rule}, the source gives other codes or scales: "
-        message += f"{sum(again)} bytes of the rows that were made differ"
+        message += f"{sum(one.count for one in others)} bytes of the rows that were made differ, "
+        message += others[0].where
         problems.append(Problem("scale", ours.weight.name, message, ours.weight.file))
     return row, problems, spreads, bool(again)
 
@@ -136,7 +137,7 @@ def _seen_of(
     if codes.first is not None:
         row, col = codes.first
         first, told = (*lead, start + row, col), _told(ours, w, parts, start, codes.first)
-    other = made_again.differing(scheme, w, parts, rule)
+    other = made_again.differing(scheme, w, parts, rule, start)
     spread = seen(scheme, codes, w, v, parts, start, lead)
     return _Seen(bands(w, v), codes, spread, first, told, other)
 

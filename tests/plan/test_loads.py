@@ -130,8 +130,13 @@ def test_verify_names_them_as_recipes_do():
     with pytest.raises(UsageError, match="'sglang@' names no version") as told:
         asked(["vllm", "sglang@"])
     assert told.value.hint == "as in sglang@0.5.23"
-    with pytest.raises(UsageError, match="no consumer 'vlm'"):
+    with pytest.raises(UsageError, match="no consumer 'vlm'") as told:
         asked(["vlm@1"])
+    assert told.value.hint == "did you mean vllm?"
+    assert asked(["vllm,vllm"]) == asked(["vllm"])
+    for names in ("", ",vllm", "vllm,"):
+        with pytest.raises(UsageError, match="without a name"):
+            asked([names])
 
 
 def test_fake_weights_are_loaded_by_all(tmp_path):

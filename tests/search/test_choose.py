@@ -304,6 +304,11 @@ def test_the_command_prints_the_recipe_or_the_curve(tmp_path, lowbit):
     assert lowbit("recipe", "auto", source, "-o", path).code == 2
     assert lowbit("recipe", "auto", source, "--bits", "1").code == 2
     assert lowbit("recipe", "auto", source, "--size", "much").code == 2
+    for option in ("--bits", "--floor-db"):
+        for number in ("nan", "inf", "-inf"):
+            said = lowbit("recipe", "auto", source, option, number)
+            assert said.code == 2
+            assert f"error: {option} takes a finite number, not {number}" in said.err
 
 
 def test_the_document_has_every_figure(tmp_path, lowbit):

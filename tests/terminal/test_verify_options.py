@@ -84,3 +84,9 @@ def test_what_is_put_right_goes_to_a_new_output(lowbit, out):
 def test_what_makes_no_sense(lowbit, out, words):
     spoil(lambda said: said.pop("quantization_status"))
     assert lowbit(*out, *words)[0] == 2
+
+
+def test_quiet_says_nothing_but_what_failed(lowbit, out):
+    assert lowbit(*out, "-q") == (0, "", "")
+    code, text, _ = lowbit(*out, "--against", "model", "--max-rel-error", "0.000001", "-q")
+    assert code == 1 and "relative error" in text

@@ -300,7 +300,7 @@ STRUCTURE = [
     Fault(
         "compare.quantized:scale",
         "scales by another rule than lowbit says",
-        "quantized again by the rule floor, the source gives other codes or scales: ",
+        "bytes of the rows that were made differ, the first is byte 0 of row 1 of its codes",
         lambda bench: by_floor(bench.proven("mxfp8")),
         against=True,
     ),
