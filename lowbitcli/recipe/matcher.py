@@ -229,17 +229,23 @@ def _nearest(pattern: Pattern, names: list[str]) -> str:
     near: dict[str, None] = {}
     for name in names[:20_000]:
         near.setdefault(name)
-    pool = _tails_of(near, wanted.count(".") + 1)
-    found = difflib.get_close_matches(wanted, list(pool), n=2, cutoff=0.5)
+    parts = wanted.count(".") + 1
+    pool = _tails_of(near, parts)
+    found = difflib.get_close_matches(wanted, list(pool), n=2, cutoff=0.5 if parts > 1 else 0.6)
     return f"near {pattern.text!r}: {', '.join(pool[one] for one in found)}" if found else ""
 
 
 def _tails_of(names: Iterable[str], parts: int) -> dict[str, str]:
-    """Return the last `parts` components of the names, and the first full name of each."""
+    """Return the last `parts` components of the names, where one is asked for all of them, and
+    the first full name of each."""
     pool: dict[str, str] = {}
     for name in names:
         for text in (name, name.removesuffix(".weight")):
-            pool.setdefault(".".join(text.split(".")[-parts:]), name)
+            components = text.split(".")
+            pool.setdefault(".".join(components[-parts:]), name)
+            if parts == 1:
+                for component in components:
+                    pool.setdefault(component, name)
             if len(pool) > 2_000:
                 return pool
     return pool

@@ -54,6 +54,8 @@ def _scheme_name(value: Any) -> Any:
     if isinstance(value, str) and value not in BY_NAME:
         known = (*BY_NAME, *SUGAR)
         hint = did_you_mean(value, known, f"known: {', '.join(s.name for s in SCHEMES)}")
+        if value.lower() in ("keep", "none"):
+            hint = "`keep: true` in place of `scheme`, in a rule, leaves what it matches alone"
         raise RecipeError(f"scheme {str(value)!r} is unknown", where=place_of(value), hint=hint)
     return BY_NAME[value].name if isinstance(value, str) else value
 

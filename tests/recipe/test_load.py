@@ -390,6 +390,14 @@ def test_scalars_are_those_of_yaml_1_2():
     assert document == values
 
 
+def test_a_scheme_that_would_be_none(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("rules:\n- {match: '*', scheme: keep}\n")
+    with pytest.raises(RecipeError, match="scheme 'keep' is unknown") as caught:
+        load(str(path))
+    assert "`keep: true` in place of `scheme`" in (caught.value.hint or "")
+
+
 def test_schemes_on_the_command_line():
     with pytest.raises(UsageError, match="no scheme is called 'nvfp5'"):
         for_scheme("nvfp5")

@@ -105,6 +105,14 @@ def test_case_10_dead_patterns(tmp_path):
     )
 
 
+def test_a_dead_pattern_in_the_middle_of_names(tmp_path):
+    recipe = recipe_of(tmp_path, "extends: nvfp4\nexclude: ['*.self_atn.*', '*.mlq.*']\n")
+    names = [P + "self_attn.q_proj.weight", P + "mlp.up_proj.weight"]
+    with pytest.raises(RecipeError) as caught:
+        Matcher(recipe).dead(names)
+    assert caught.value.hint == (f"near '*.self_atn.*': {names[0]}\nnear '*.mlq.*': {names[1]}")
+
+
 def test_dead_patterns_of_exclusions_but_not_of_shadowed_rules(tmp_path):
     text = "rules:\n- {match: '*', scheme: nvfp4, exclude: [x]}\n- {match: '*.a', scheme: mxfp8}\n"
     recipe = recipe_of(tmp_path, text)
