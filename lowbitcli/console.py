@@ -95,18 +95,21 @@ def _clipped(line: str) -> str:
     return f"{line[:_LONGEST_LINE]}... ({len(line) - _LONGEST_LINE:,} characters more)"
 
 
-def _let_go_of_stdout() -> None:
-    """Send what stdout could not take to nowhere, or Python complains of it when it exits."""
+def _let_go_of_stdout() -> bool:
+    """Send what stdout could not take to nowhere, or Python complains of it when it exits; return
+    whether there was something."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def report(error: BaseException, *, as_json: bool = False) -> int:
     """Print an error once, as `error: ...`, blank line, `hint: ...`, and return its exit code."""
-    if isinstance(error, OSError):
-        _let_go_of_stdout()
+    if isinstance(error, OSError) and _let_go_of_stdout() and error.filename is None:
+        error.filename = "stdout"
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE  # nobody reads any more, which is no news to whoever closed the pipe
     message, hint, code = _explain(error)

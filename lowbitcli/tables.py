@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from lowbitcli.console import duration, size
 from lowbitcli.plan import need
 from lowbitcli.plan.activations import of_readers
-from lowbitcli.plan.inspection import Inspection, nibble_of
+from lowbitcli.plan.inspection import Inspection
 from lowbitcli.plan.nouns import Plan, Weight
 from lowbitcli.recipe import Matcher, Recipe
 from lowbitcli.tensors import safe
@@ -302,7 +302,7 @@ def inspection_document(found: Inspection) -> dict[str, Any]:
                 "dtype": weight.dtype,
                 "scheme": weight.scheme.name if weight.scheme else None,
                 "bytes": weight.nbytes,
-                **({"nibbles": nibble_of(weight)} if nibble_of(weight) else {}),
+                **({"nibbles": weight.nibble} if weight.nibble else {}),
             }
             for weight in found.weights
         ],

@@ -8,14 +8,15 @@ from typing import Any
 from lowbit_kernels.error import Sums
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
-from lowbitcli.errors import StoppedError
+from lowbitcli.errors import CheckpointError, StoppedError
 from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.crew import Crew, Step
-from lowbitcli.pipeline.proof import Done, Scribe, Trial, read_back
+from lowbitcli.pipeline.proof import Done, Scribe, Trial, promised, read_back
 from lowbitcli.pipeline.stop import Stop
 from lowbitcli.pipeline.worker import Usage
 from lowbitcli.pipeline.write import Writer
 from lowbitcli.plan.nouns import Part, Plan
+from lowbitcli.tensors import safe
 
 # Called with bytes done, bytes in all, and the name of what is being worked on.
 Progress = Callable[[int, int, str], None]
@@ -78,6 +79,7 @@ class Ledger:
         self.places = list(places)
         self._output: dict[str, str] = {}
         self._plan, self._checkpoint, self._writer = plan, checkpoint, writer
+        self._promised = promised(checkpoint)
         self._progress = progress
         self._total = sum(plan.jobs[place].bytes_in for place in self.places)
         self._bytes = self._jobs = 0
@@ -91,7 +93,13 @@ class Ledger:
         self.tell(name)
 
     def done(self, done: Done) -> None:
-        """Take down a job whose output is written."""
+        """Take down a job whose output is written.
+
+        Raises:
+            CheckpointError: what it read are not the bytes that lowbit once wrote there.
+            OutputError: what was written before cannot be made durable.
+        """
+        self._hold(done.source)
         self.keep(done)
         if self.scribe is not None:
             parts = [self._parts[name] for name in done.output]
@@ -109,6 +117,17 @@ class Ledger:
         self.result.moved += done.moved
         self.result.equal += done.equal
         self.result.blocks += done.blocks
+
+    def _hold(self, source: Mapping[str, str]) -> None:
+        """Hold checksums of what was read to those of the source's own manifest; parts of a tensor
+        have none there."""
+        for name, found in source.items():
+            if self._promised.get(name, found) != found:
+                raise CheckpointError(
+                    f"{safe(name)}: its bytes are not those that lowbit wrote",
+                    hint="lowbit verify says what else is damaged; where it was changed on purpose,"
+                    " leave out lowbit.json, or what its header says of lowbit",
+                )
 
     def tell(self, name: str) -> None:
         """Say how far it is."""

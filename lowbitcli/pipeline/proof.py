@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from lowbit_kernels.error import Sums
+from lowbitcli.checkpoint import manifest
 from lowbitcli.checkpoint.manifest import TensorHash
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
-from lowbitcli.errors import OutputError
+from lowbitcli.errors import CheckpointError, OutputError
 from lowbitcli.pipeline.clock import Clock
 from lowbitcli.pipeline.crew import Step
 from lowbitcli.pipeline.write import JOINED, Writer
@@ -175,6 +176,18 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
     found = TensorHash()
     found.update(data)
     return found.hexdigest()
+
+
+def promised(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return name -> hash of the tensors that a run wrote into a checkpoint; {} where no manifest
+    tells, or one that was changed."""
+    try:
+        found = manifest.of(checkpoint)
+    except CheckpointError:
+        return {}
+    if found is None or not found.intact:
+        return {}
+    return {name: one for proof in found.files.values() for name, one in proof.tensors.items()}
 
 
 def source_hash(checkpoint: Checkpoint, part: Part) -> str:

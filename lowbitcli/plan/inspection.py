@@ -1,19 +1,16 @@
 """What a checkpoint holds, read from its headers alone: what `lowbit inspect` shows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lowbit_kernels.formats import E2M1
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.container import Finding
-from lowbitcli.containers.layouts import is_high_first
 from lowbitcli.plan.components import examine
+from lowbitcli.plan.nibbles import nibbles_of, nibbles_told
 from lowbitcli.plan.nouns import PathLike
-from lowbitcli.plan.prepare import nibbles_of
 from lowbitcli.plan.source import SourceWeight
-from lowbitcli.tensors import DATA
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,7 @@ def inspect(source: PathLike, *, nibbles: str = "") -> Inspection:
     with Checkpoint.open(source) as checkpoint:
         found = examine(checkpoint, nibbles=nibbles_of(nibbles))
         weights = tuple(found.weights.values())
+        told = nibbles_told(((weight.scheme, weight.reads) for weight in weights), nibbles)
         return Inspection(
             path=checkpoint.path,
             container=found.container.name,
@@ -61,22 +59,9 @@ def inspect(source: PathLike, *, nibbles: str = "") -> Inspection:
             weights=weights,
             findings=found.findings,
             metadata=checkpoint.metadata,
-            notes=(*checkpoint.notes, *found.notes, *_told(weights, nibbles)),
+            notes=(
+                *checkpoint.notes,
+                *found.notes,
+                *told,
+            ),
         )
-
-
-def _told(weights: Iterable[SourceWeight], nibbles: str) -> list[str]:
-    """Return what became of a user's word on nibbles."""
-    read = [nibble_of(w) for w in weights if w.scheme is not None and w.scheme.name == "nvfp4"]
-    if not nibbles or set(read) == {nibbles}:
-        return []
-    what = "there is no NVFP4" if not read else "its NVFP4 is always read in one way"
-    return [f"--nibbles {nibbles} changes nothing: {what}"]
-
-
-def nibble_of(weight: SourceWeight) -> str:
-    """Return which nibble of a byte the even column of FP4 is read from, "" of anything else."""
-    if weight.scheme is None or weight.scheme.element is not E2M1:
-        return ""
-    stored = weight.reads[DATA].stored
-    return "high" if stored is not None and is_high_first(stored.layout) else "low"

@@ -22,6 +22,7 @@ from lowbitcli.plan.choose import Conditions
 from lowbitcli.plan.components import build_pipeline, dequantize_pipeline
 from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.loads import loads
+from lowbitcli.plan.nibbles import nibbles_of, nibbles_told
 from lowbitcli.plan.notes import notes_on
 from lowbitcli.plan.nouns import PathLike, Plan
 from lowbitcli.recipe import Recipe
@@ -172,6 +173,7 @@ def quantization(
                 names = {name.partition("/")[2] for name in names}
             refuse_dead(names, recipe.fuse)
         suffix = f"{recipe.name}-fake" if fake else recipe.name
+        plan = _with_nibbles(plan, request.nibbles)
         yield _aimed(plan, checkpoint, output, suffix), checkpoint, recipe
 
 
@@ -204,24 +206,19 @@ def dequantization(
                 nibbles=nibbles_of(nibbles),
                 max_shard_size=max_shard_size,
             )
+            plan = _with_nibbles(plan, nibbles)
         yield _aimed(plan, checkpoint, output, dtype.lower()), checkpoint
-
-
-def nibbles_of(said: str) -> str:
-    """Return where a user says that the even column of NVFP4 is.
-
-    Raises:
-        UsageError: it is neither low nor high, nor left to the container.
-    """
-    if said not in ("", "low", "high"):
-        raise UsageError(f"no nibble is called {safe(said)!r}", hint="low or high")
-    return said
 
 
 def plan_quantize(source: PathLike, output: PathLike | None, request: Request) -> Plan:
     """Plan a quantization and let go of the source: what `lowbit plan` shows."""
     with quantization(source, output, request) as (plan, _, _):
         return plan
+
+
+def _with_nibbles(plan: Plan, said: str) -> Plan:
+    told = nibbles_told(((weight.source, weight.reads) for weight in plan.weights), said)
+    return replace(plan, notes=(*plan.notes, *told))
 
 
 def _aimed(plan: Plan, checkpoint: Checkpoint, output: PathLike | None, suffix: str) -> Plan:

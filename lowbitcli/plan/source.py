@@ -21,6 +21,7 @@ from lowbitcli.containers.layouts import IDENTITY, Layout
 from lowbitcli.containers.plain import PLAIN
 from lowbitcli.containers.stacks import Stacking, called_as, is_stack, stacking_of
 from lowbitcli.errors import CheckpointError, UnsupportedError
+from lowbitcli.plan.nibbles import nibble_of
 from lowbitcli.plan.nouns import Part
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA, FLOATING, Shape, TensorSpec, safe
@@ -52,6 +53,11 @@ class SourceWeight(NamedTuple):
     def file(self) -> str:
         """The file that its data is in, which is where the output keeps it."""
         return self.reads[DATA].file
+
+    @property
+    def nibble(self) -> str:
+        """Which nibble of a byte the even column of FP4 is in: low, high, "" of anything else."""
+        return nibble_of(self.scheme, self.reads)
 
     @property
     def nbytes(self) -> int:

@@ -131,6 +131,15 @@ def test_inspect_says_where_a_nibble_changes_nothing(tmp_path):
         api.inspect(GOLDEN / "nvfp4.safetensors", nibbles="middle")
 
 
+def test_runs_say_where_a_nibble_changes_nothing(tmp_path):
+    source = checkpoints.write(tmp_path / "in.safetensors", RAGGED)
+    told = "--nibbles high changes nothing: there is no NVFP4"
+    request = Request(scheme="mxfp8", nibbles="high")
+    assert told in quantize(source, tmp_path / "a.safetensors", request, device="cpu").plan.notes
+    back = dequantize(source, tmp_path / "b.safetensors", nibbles="high", device="cpu")
+    assert told in back.plan.notes
+
+
 def test_another_nibble_is_a_usage_error(tmp_path):
     source = checkpoints.write(tmp_path / "in.safetensors", RAGGED)
     with pytest.raises(UsageError, match="no nibble"):

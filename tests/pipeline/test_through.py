@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from lowbitcli.api import Request, dequantize, inspect, quantize
-from lowbitcli.errors import DeviceError, NonFiniteError, UnsupportedError, UsageError
+from lowbitcli.errors import (
+    CheckpointError,
+    DeviceError,
+    NonFiniteError,
+    UnsupportedError,
+    UsageError,
+)
 from tests import checkpoints
 from tests.checkpoints import LAYER, sharded, single, weight
 
@@ -18,6 +24,7 @@ SCHEMES = ("fp8", "fp8-dynamic", "mxfp8", "nvfp4")
 CONTAINERS = ("lowbit", "compressed-tensors")
 ATTENTION = [f"{LAYER}self_attn.{x}_proj.weight" for x in "qkv"]
 DOWN = LAYER + "mlp.down_proj.weight"
+NORM = "model.norm.weight"
 NAMES = {
     "fp8": "fp8_tensor",
     "fp8-dynamic": "fp8_channel",
@@ -31,7 +38,7 @@ def model():
         **{name: weight(64, 64, 10**n, seed=n) for n, name in enumerate(ATTENTION)},
         DOWN: weight(32, 96).float(),
         LAYER + "mlp.up_proj.weight": weight(96, 32, 0.02).half(),
-        "model.norm.weight": weight(1, 64)[0],
+        NORM: weight(1, 64)[0],
     }
 
 
@@ -163,6 +170,7 @@ def test_a_scale_that_is_nan_is_found(tmp_path, container, run):
     tensors, metadata = checkpoints.read(file), checkpoints.metadata_of(file)
     tensors[DOWN + "_scale"].view(torch.uint8)[0, 0] = 0x7F
     checkpoints.write(file, tensors, metadata)
+    (done.output / "lowbit.json").unlink()  # or its hashes would tell first
     options = {} if run is dequantize else {"request": Request(scheme="fp8", container=container)}
     with pytest.raises(NonFiniteError) as caught:
         run(done.output, tmp_path / "back", device="cpu", **options)
@@ -304,3 +312,22 @@ def test_the_manifest_of_a_directory_names_every_tensor(tmp_path, source, contai
         assert json.dumps(name) in text
     assert done.plan.digest in text
     assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_what_lowbit_wrote_is_not_taken_damaged(tmp_path, source, container):
+    """A run reads every byte, and holds it to the manifest of its source."""
+    done = quantize(
+        source, tmp_path / "out", Request(scheme="nvfp4", container=container), device="cpu"
+    )
+    file = next(f for f in done.output.glob("*.safetensors") if NORM in checkpoints.header_of(f))
+    damaged = bytearray(file.read_bytes())
+    begin, _ = checkpoints.header_of(file)[NORM]["data_offsets"]
+    damaged[8 + int.from_bytes(damaged[:8], "little") + begin] ^= 1
+    file.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="its bytes are not those that lowbit wrote") as found:
+        dequantize(done.output, tmp_path / "back", device="cpu")
+    assert str(found.value).startswith(f"{NORM}: ")
+    assert not (tmp_path / "back").exists()
+    (done.output / "lowbit.json").unlink()
+    assert dequantize(done.output, tmp_path / "back", device="cpu").output.exists()

@@ -81,7 +81,7 @@ def test_a_full_disk_behind_standard_output_is_an_error():
             env=BUFFERED,
             text=True,
         )
-    assert (done.returncode, done.stderr) == (5, "error: No space left on device\n")
+    assert (done.returncode, done.stderr) == (5, "error: stdout: No space left on device\n")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
