@@ -40,9 +40,9 @@ from lowbitcli.plan.prepare import Request, dequantization, plan_quantize, quant
 from lowbitcli.search import Allowed, Found, Wanted
 from lowbitcli.search import choose as choose_schemes
 from lowbitcli.verify import Demands, Sample, Verification, asked
-from lowbitcli.verify.check import unreadable
 from lowbitcli.verify.check import verify as verify_checkpoint
 from lowbitcli.verify.fix import fix as fix_checkpoint
+from lowbitcli.verify.unreadable import unreadable
 
 NON_FINITE = ("error", "keep")
 

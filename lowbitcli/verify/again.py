@@ -1,10 +1,10 @@
 """Does re-quantizing the source give these very bytes? Asked of weights of which the manifest says
-that this version of lowbit rounded them, by a rule that takes the scale from the largest element:
-of the first 128 rows of each run of rows. All codes are held to the scales that are stored anyway;
-here it is seen that the scales, too, are what the rule makes of the source.
+that this version of lowbit rounded them: of the first 128 rows of each run of rows, or 16 where the
+rule searches. All codes are held to the scales that are stored anyway; here it is seen that the
+scales, too, are what the rule makes of the source. (Those of whole matrices: see `largest`.)
 
-Rules that search (`mse`, `four_over_six`) and schemes of one scale for the whole matrix are left to
-their intervals, and to the hashes of the manifest.
+Searches that were weighed by importance are left to their intervals, and to the hashes of the
+manifest: what weighed them is not in the file.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,12 @@ from lowbitcli.pipeline.arithmetic import ops_of
 from lowbitcli.pipeline.lossless import keeps
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.schemes import Scheme
-from lowbitcli.tensors import DATA, GLOBAL_SCALE, SCALE
+from lowbitcli.tensors import DATA, SCALE
+from lowbitcli.verify.largest import shared_by
 from lowbitcli.verify.mend_scales import RESCALED
 
-SCHEMES = ("fp8_channel", "fp8_block128", "mxfp8", "mxfp4", "nvfp4", "int8_channel")
-RULES = ("amax", "floor", "even", "ceil", "ue8m0")
+PLAIN = ("amax", "floor", "even", "ceil", "ue8m0")  # rules that do not search
+SEARCHED = 16  # rows that are made again where a rule searches: as many as share a scale by `2d`
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,8 +38,17 @@ def rule_of(weight: SourceWeight, other: SourceWeight, manifest: Manifest | None
     if isinstance(rescaled, list) and weight.name in rescaled:
         return ""
     rule = manifest.made.rounded.get(weight.name, "")
-    known = weight.scheme is not None and weight.scheme.name in SCHEMES and rule in RULES
+    known = weight.scheme is not None and rule in weight.scheme.rules
     return rule if known and not keeps(other.scheme, weight.scheme, rule) else ""
+
+
+def rows_of(scheme: Scheme | None, rule: str, manifest: Manifest | None) -> int:
+    """Return how many rows of each run are made again of a weight that was made by `rule`."""
+    if scheme is None or manifest is None or not rule:
+        return 0
+    if rule in PLAIN:
+        return BAND
+    return 0 if rule in scheme.weighs and "importance" in manifest.recipe else SEARCHED
 
 
 @dataclass(frozen=True)
@@ -50,19 +60,27 @@ class Others:
 
 
 def differing(
-    scheme: Scheme, w: Tensor, parts: Mapping[str, Tensor], rule: str, start: int
+    weight: SourceWeight, w: Tensor, parts: Mapping[str, Tensor], rule: str, rows: int, start: int
 ) -> Others | None:
-    """Return what of the first rows' codes and scales is not what `rule` makes of the source's
-    `w [rows, cols]`, rows of a matrix from `start`; None where they cannot be made again."""
-    if not rule or w.dtype not in DTYPES:
+    """Return what of the codes and scales of the first `rows` is not what `rule` makes of the
+    source's `w [rows, cols]`, rows of a matrix from `start`; None where they cannot be made
+    again."""
+    scheme = weight.scheme
+    if scheme is None:
+        raise ValueError("only a quantized weight has codes")
+    if not rows or w.dtype not in DTYPES:
         return None
-    w = w[:BAND].contiguous()
+    w = w[:rows].contiguous()
+    whole = shared_by(scheme)
     try:
-        made = ops_of(scheme).quantize(w, parts.get(GLOBAL_SCALE), rule)
+        ops = ops_of(scheme, weight.reads[SCALE].spec.dtype)
+        made = ops.quantize(w, parts.get(whole), rule)
     except ValueError:
         return None
     found = Others()
     for name in (DATA, SCALE):
+        if name == whole:
+            continue
         mine = made[name]
         stored = parts[name].reshape(-1, parts[name].shape[-1])[: mine.shape[-2]]
         if mine.shape != stored.shape or mine.dtype != stored.dtype:

@@ -4,11 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
-from lowbitcli import __version__
 from lowbitcli.checkpoint.made import Made
 from lowbitcli.checkpoint.manifest import Manifest
 from lowbitcli.checkpoint.reader import Checkpoint
@@ -23,10 +21,10 @@ from lowbitcli.verify.bound import half_gap
 from lowbitcli.verify.hands import Map, hands, undivided
 from lowbitcli.verify.inputs import inputs
 from lowbitcli.verify.kept import kept
+from lowbitcli.verify.largest import Largest
 from lowbitcli.verify.limits import Demands, limited
 from lowbitcli.verify.lint import linted
 from lowbitcli.verify.nouns import (
-    Check,
     Histogram,
     Problem,
     Step,
@@ -38,6 +36,7 @@ from lowbitcli.verify.plausible import plausible
 from lowbitcli.verify.rows import Rows, UnreadableError
 from lowbitcli.verify.sample import document, sampled
 from lowbitcli.verify.spread import Spread
+from lowbitcli.verify.unreadable import environment, unreadable
 
 # Called with bytes done, bytes in all, and the name of what is being worked on.
 Progress = Callable[[int, int, str], None]
@@ -91,22 +90,6 @@ def verify(
         return run.verify()
 
 
-def unreadable(
-    path: Path, source: str | None, error: CheckpointError, device: torch.device | None = None
-) -> Verification:
-    """Return the verification of a checkpoint that cannot even be opened or understood."""
-    message = f"{error.message} ({error.hint})" if error.hint else error.message
-    what = "the checkpoint can be read and understood"
-    return Verification(
-        target=str(path),
-        source=source,
-        container="",
-        problems=(Problem("unreadable", "", message),),
-        checks=(Check(what, 1, False), Check("everything else", 0, None, "it cannot be read")),
-        environment=_environment(device),
-    )
-
-
 @dataclass
 class _Run:
     """One verification under way."""
@@ -129,6 +112,7 @@ class _Run:
     widenings: Counter[float | None] = field(default_factory=Counter)
     spreads: dict[str, Spread] = field(default_factory=dict)
     again: int = 0  # weights of which some is quantized again
+    largest: Largest = field(default_factory=Largest)
 
     def verify(self) -> Verification:
         self.manifest, broken = structure.manifest_of(self.target)
@@ -220,6 +204,7 @@ class _Run:
                     self.untouched += found is None
                 else:
                     problems[what] += self._compare(weight, other, self.source, each)
+        problems[numbers] += self.largest.problems(self.ours.weights, self.made.rounded)
         return [
             Step(equal, counts[equal], tuple(problems[equal])),
             Step(
@@ -270,10 +255,13 @@ class _Run:
                 )
                 self.widenings[widening] += 1
                 rule = again.rule_of(weight, other, self.manifest)
-                row, problems, spread, made = compare.quantized(ours, theirs, widening, each, rule)
-                self.again += made
+                rows = again.rows_of(weight.scheme, rule, self.manifest)
+                found = compare.quantized(ours, theirs, widening, each, compare.Rule(rule, rows))
+                self.again += found.again
+                self.largest.add(weight, rule, found.largest)
+                row, problems = found.row, found.problems
                 seen = self.spreads.get(row.scheme, Spread())
-                self.spreads[row.scheme] = seen.plus(spread)
+                self.spreads[row.scheme] = seen.plus(found.spread)
             else:
                 fake, rounded = weight.name in self.made.rounded, self._was_rounded(weight)
                 row, problems = compare.unquantized(ours, theirs, fake=fake, rounded=rounded)
@@ -314,7 +302,7 @@ class _Run:
             sample=document(self.demands.sample, self.looked),
             summary=summary,
             manifest=said,
-            environment=_environment(self.device),
+            environment=environment(self.device),
             errors={
                 name: Histogram(half_gap(elements[name]), spread.counts)
                 for name, spread in sorted(self.spreads.items())
@@ -332,13 +320,3 @@ def _bits(ours: Source) -> float | None:
     weights = [weight for weight in ours.weights.values() if weight.scheme is not None]
     elements = sum(weight.numel for weight in weights)
     return 8 * sum(weight.nbytes for weight in weights) / elements if elements else None
-
-
-def _environment(device: torch.device | None) -> dict[str, str]:
-    said = {"lowbit": __version__, "torch": torch.__version__, "device": str(device or "")}
-    if device is not None and device.type == "cuda":
-        said["device"] = f"{device} ({torch.cuda.get_device_name(device)})"
-    return said
-
-
-__all__ = ["Progress", "unreadable", "verify"]

@@ -22,7 +22,7 @@ from lowbitcli.plan.source import SourceWeight
 from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA
 from lowbitcli.verify import again as made_again
-from lowbitcli.verify import diagnose
+from lowbitcli.verify import diagnose, largest
 from lowbitcli.verify.bound import half_gap, ruler, step_of
 from lowbitcli.verify.hands import Map
 from lowbitcli.verify.nouns import Figures, Problem, WeightRow
@@ -56,10 +56,29 @@ def same_bytes(
     return None
 
 
+class Rule(NamedTuple):
+    """By what a weight was made, "" where it is not known, and how many rows of each run can be
+    made again."""
+
+    name: str = ""
+    rows: int = 0
+
+
+class Compared(NamedTuple):
+    """What a comparison of a quantized weight found; `again` is whether some of it was made
+    again."""
+
+    row: WeightRow
+    problems: list[Problem]
+    spread: Spread
+    again: bool
+    largest: list[largest.Seen]
+
+
 class _Seen(NamedTuple):
     """What was seen of some rows: error sums of bands, codes, how errors are spread, where the
-    first element outside is, with what there is to say of it, and which bytes are others than
-    those that come out `again`, None where nothing was made again."""
+    first element outside is, with what there is to say of it, which bytes are others than those
+    that come out `again`, None where nothing was made again, and the largest element."""
 
     sums: list[Sums]
     codes: Look
@@ -67,14 +86,13 @@ class _Seen(NamedTuple):
     first: tuple[int, ...] | None
     told: str
     again: made_again.Others | None
+    largest: largest.Seen | None
 
 
-def quantized(
-    ours: Rows, theirs: Rows, widening: float | None, each: Map, rule: str = ""
-) -> tuple[WeightRow, list[Problem], Spread, bool]:
+def quantized(ours: Rows, theirs: Rows, widening: float | None, each: Map, rule: Rule) -> Compared:
     """Compare a quantized weight with the source's, element by element; `each` is a map over runs
     of its rows. With the `rule` by which it was made, some of it is made again, where that can be
-    done: the last of what is returned says so.
+    done.
 
     Raises:
         UnreadableError: the output cannot be read.
@@ -85,6 +103,7 @@ def quantized(
         raise ValueError("only a quantized weight has codes")
     total, outside, clipped, underflow, spreads = Sums(), 0, 0, 0, Spread()
     again: list[made_again.Others] = []
+    most: list[largest.Seen] = []
     first: tuple[int, ...] | None = None
     told = ""
     for found in each(partial(_seen_of, ours, theirs, scheme, widening, rule), ours.bands()):
@@ -97,6 +116,7 @@ def quantized(
         clipped += found.codes.clipped
         underflow += found.codes.underflow
         again += [] if found.again is None else [found.again]
+        most += [] if found.largest is None else [found.largest]
     figures = _figures(total, outside, first, clipped, underflow)
     figures = _with_spread(figures, total, spreads, half_gap(scheme.element))
     row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
@@ -110,11 +130,13 @@ def quantized(
             message = f"against the source: {why}"
             problems.append(Problem("layout", ours.weight.name, message, file))
     elif (others := [one for one in again if one.count]) and not problems:
-        message = f"quantized again by the rule {rule}, the source gives other codes or scales: "
+        message = (
+            f"quantized again by the rule {rule.name}, the source gives other codes or scales: "
+        )
         message += f"{sum(one.count for one in others)} bytes of the rows that were made differ, "
         message += others[0].where
         problems.append(Problem("scale", ours.weight.name, message, ours.weight.file))
-    return row, problems, spreads, bool(again)
+    return Compared(row, problems, spreads, bool(again), most)
 
 
 def _seen_of(
@@ -122,7 +144,7 @@ def _seen_of(
     theirs: Rows,
     scheme: Scheme,
     widening: float | None,
-    rule: str,
+    rule: Rule,
     place: tuple[int, int, int],
 ) -> _Seen:
     """Look at the rows of a matrix from one place to another, all of it at once."""
@@ -137,9 +159,10 @@ def _seen_of(
     if codes.first is not None:
         row, col = codes.first
         first, told = (*lead, start + row, col), _told(ours, w, parts, start, codes.first)
-    other = made_again.differing(scheme, w, parts, rule, start)
+    other = made_again.differing(ours.weight, w, parts, rule.name, rule.rows, start)
+    most = largest.seen(scheme, w, parts, rule.name, matrix)
     spread = seen(scheme, codes, w, v, parts, start, lead)
-    return _Seen(bands(w, v), codes, spread, first, told, other)
+    return _Seen(bands(w, v), codes, spread, first, told, other, most)
 
 
 def unquantized(

@@ -48,4 +48,4 @@ def told(widenings: Counter[float | None], again: int = 0) -> str:
     `again`."""
     found = sorted(widenings.items(), key=lambda item: item[0] or 0.0)
     text = ", ".join(f"{count:,} {HOW_NEAR.get(one, f'to {one}')}" for one, count in found)
-    return f"{text}; {again:,} quantized again, 128 rows of each run" if again else text
+    return f"{text}; {again:,} quantized again, some rows of each run" if again else text

@@ -33,7 +33,7 @@ def made_of(output):
     return proof.made
 
 
-AGAIN = "quantized again, 128 rows of each run"
+AGAIN = "quantized again, some rows of each run"
 
 
 @pytest.fixture
@@ -78,14 +78,6 @@ def test_a_recode_whose_global_scale_moved_passes(many, tmp_path):
     for against in (many, one.output):
         found = api.verify(two.output, against=against, device="cpu")
         assert told(found) == [] and note(found) == "24 to 2^-21"
-
-
-@pytest.mark.parametrize("scale", ["amax", "mse"])
-def test_what_lowbit_wrote_is_made_again_but_where_it_searched(many, tmp_path, scale):
-    (tmp_path / "r.yaml").write_text(f'rules: [{{match: "*", scheme: nvfp4, scale: {scale}}}]')
-    api.quantize(many, tmp_path / "out", api.Request(recipe=tmp_path / "r.yaml"), device="cpu")
-    found = api.verify(tmp_path / "out", against=many, device="cpu")
-    assert told(found) == [] and (AGAIN in note(found)) == (scale == "amax")
 
 
 def test_codes_that_another_writer_made_are_held_to_the_widened_interval(planted, tmp_path):
