@@ -7,6 +7,9 @@ from lowbit_kernels.error import Sums
 from lowbitcli.pipeline.memory import DEFAULT
 from lowbitcli.pipeline.shares import Share
 from lowbitcli.plan.nouns import Plan
+from lowbitcli.tensors import safe
+
+NAMED = 10  # weights that a note names
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,22 @@ class Outcome:
     @property
     def bytes_out(self) -> int:
         return self.plan.bytes_out
+
+    @property
+    def zeros(self) -> list[str]:
+        """The weights that are not zero, and stand for nothing but zeros."""
+        return sorted(name for name, e in self.errors.items() if e.signal and not e.value)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What should be told of the plan, and of what became of it."""
+        if not self.zeros:
+            return self.plan.notes
+        lines = [safe(name) for name in self.zeros[:NAMED]]
+        if len(self.zeros) > NAMED:
+            lines.append(f"and {len(self.zeros) - NAMED:,} more")
+        what = "these are so small that every element of them became zero:"
+        return (*self.plan.notes, "\n".join([what, *lines]))
 
     def worst(self, number: int = 5) -> list[tuple[str, Sums]]:
         """Return the weights with the largest relative error, worst first."""

@@ -314,7 +314,7 @@ def _show_outcome(outcome: Any, *, as_json: bool, quiet: bool, verbose: bool, ti
     from lowbitcli import console, tables
 
     if not quiet:
-        console.notes(outcome.plan.notes)
+        console.notes(outcome.notes)
     if as_json:
         console.document(tables.outcome_document(outcome))
     elif not quiet:
@@ -439,16 +439,16 @@ def inspect(
       lowbit inspect model.safetensors
       lowbit inspect Llama-3.1-8B-fp8/ --json
     """
-    from lowbitcli import console, tables
+    from lowbitcli import console, tables_inspection
     from lowbitcli.plan.inspection import inspect as look
 
     found = look(source, nibbles=nibbles.value if nibbles else "")
     if not quiet:
         console.notes(found.notes)
     if as_json:
-        console.document(tables.inspection_document(found))
+        console.document(tables_inspection.inspection_document(found))
     else:
-        console.data(tables.inspection_lines(found, everything=verbose))
+        console.data(tables_inspection.inspection_lines(found, everything=verbose))
     return CheckpointError.exit_code if found.findings else 0
 
 

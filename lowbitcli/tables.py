@@ -1,4 +1,4 @@
-"""A plan, an outcome, an inspection or a verification as lines of text and as a JSON document.
+"""A plan, an outcome or a verification as lines of text and as a JSON document.
 
 Everything here goes from values to lines; nothing is printed. Names are made safe before they are
 measured, so that columns line up. The JSON documents keep names as they are.
@@ -13,7 +13,6 @@ from rich.cells import cell_len
 from lowbitcli.console import duration, size
 from lowbitcli.plan import need
 from lowbitcli.plan.activations import of_readers
-from lowbitcli.plan.inspection import Inspection
 from lowbitcli.plan.nouns import Plan, Weight
 from lowbitcli.recipe import Matcher, Recipe
 from lowbitcli.tensors import safe
@@ -241,6 +240,7 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
     """Return a run as a JSON document: its plan, the error of each weight, seconds, bytes."""
     return {
         **plan_document(outcome.plan),
+        "notes": list(outcome.notes),
         "output": str(outcome.output),
         "errors": {
             name: {"relative": error.relative, "sqnr_db": error.sqnr_db}
@@ -258,54 +258,6 @@ def outcome_document(outcome: "Outcome") -> dict[str, Any]:
         "peak_rss": outcome.peak_rss,
         "peak_gpu": outcome.peak_gpu,
         "forecast": dict(zip(("peak_rss", "peak_gpu"), outcome.forecast, strict=True)),
-    }
-
-
-def inspection_lines(found: Inspection, *, everything: bool = False) -> list[str]:
-    """Tell of a checkpoint: its files, what its weights are stored as, what is wrong with it."""
-    files = f"{len(found.files):,} file" + ("s" if len(found.files) != 1 else "")
-    lines = [f"{safe(str(found.path))} ({found.container}), {files}, {size(found.bytes)}", ""]
-    rows: list[Sequence[str]] = [("stored as", "tensors", "elements", "size")]
-    rows += [
-        (name, f"{number:,}", f"{elements:,}", size(total))
-        for name, (number, elements, total) in found.schemes.items()
-    ]
-    lines += columns(rows, right=(1, 2, 3))
-    rows = [
-        (weight.name, shape_of(weight.shape), weight.scheme.name if weight.scheme else weight.dtype)
-        for weight in found.weights
-    ]
-    shown, more = first(rows, everything)
-    lines += ["", *columns([("tensor", "shape", "stored as"), *shown]), *more]
-    if found.findings:
-        faults = [(finding.tensor, finding.kind, finding.message) for finding in found.findings]
-        lines += ["", *columns([("wrong", "", ""), *faults])]
-    return lines
-
-
-def inspection_document(found: Inspection) -> dict[str, Any]:
-    """Return a checkpoint as a JSON document; sizes in bytes."""
-    return {
-        "path": str(found.path),
-        "container": found.container,
-        "bytes": found.bytes,
-        "files": dict(found.files),
-        "notes": list(found.notes),
-        "findings": [
-            {"kind": one.kind, "tensor": one.tensor, "message": one.message}
-            for one in found.findings
-        ],
-        "tensors": [
-            {
-                "name": weight.name,
-                "shape": list(weight.shape),
-                "dtype": weight.dtype,
-                "scheme": weight.scheme.name if weight.scheme else None,
-                "bytes": weight.nbytes,
-                **({"nibbles": weight.nibble} if weight.nibble else {}),
-            }
-            for weight in found.weights
-        ],
     }
 
 

@@ -40,6 +40,7 @@ FLOORS = {
     "lowbitcli.progress": 10,
     "lowbitcli.program": 10,
     "lowbitcli.tables": 10,
+    "lowbitcli.tables_inspection": 11,
     "lowbitcli.cli_recipe": 11,
     "lowbitcli.cli": 12,
     "lowbitcli.__main__": 13,

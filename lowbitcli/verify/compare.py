@@ -25,7 +25,7 @@ from lowbitcli.verify import again as made_again
 from lowbitcli.verify import diagnose, largest
 from lowbitcli.verify.bound import half_gap, ruler, step_of
 from lowbitcli.verify.hands import Map
-from lowbitcli.verify.nouns import Figures, Problem, WeightRow
+from lowbitcli.verify.nouns import WARN, Figures, Problem, WeightRow
 from lowbitcli.verify.rows import Rows
 from lowbitcli.verify.spread import Spread, seen
 
@@ -120,7 +120,7 @@ def quantized(ours: Rows, theirs: Rows, widening: float | None, each: Map, rule:
     figures = _figures(total, outside, first, clipped, underflow)
     figures = _with_spread(figures, total, spreads, half_gap(scheme.element))
     row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
-    problems = _non_finite(ours.weight, total)
+    problems = [*_non_finite(ours.weight, total), *_all_lost(ours.weight, total)]
     if outside:
         message = f"{outside} of {total.count} elements are not in the interval of their code; "
         file = ours.weight.file
@@ -129,7 +129,7 @@ def quantized(ours: Rows, theirs: Rows, widening: float | None, each: Map, rule:
         if why:
             message = f"against the source: {why}"
             problems.append(Problem("layout", ours.weight.name, message, file))
-    elif (others := [one for one in again if one.count]) and not problems:
+    elif others := [one for one in again if one.count and total.is_finite]:
         message = (
             f"quantized again by the rule {rule.name}, the source gives other codes or scales: "
         )
@@ -196,7 +196,7 @@ def unquantized(
     how = "fake" if fake else "dequantized"
     scheme = theirs.weight.scheme.name if theirs.weight.scheme is not None else ""
     figures = _figures(total, None if rounded else wrong, first, 0, 0)
-    problems = _non_finite(weight, total)
+    problems = [*_non_finite(weight, total), *_all_lost(weight, total)]
     if wrong and first is not None:
         message = f"{wrong} of {total.count} elements are not the source's value in {weight.dtype}"
         message += f", the first at {list(first)}"
@@ -264,6 +264,13 @@ def _non_finite(weight: SourceWeight, total: Sums) -> list[Problem]:
         message = "it stands for values that are NaN or Inf"
         return [Problem("code", weight.name, message, weight.file)]
     return []
+
+
+def _all_lost(weight: SourceWeight, total: Sums) -> list[Problem]:
+    if not total.is_finite or total.value or not total.signal:
+        return []
+    message = f"every element became zero; in the source they are up to {total.largest:.9g}"
+    return [Problem("quality", weight.name, message, weight.file, WARN)]
 
 
 def _row(

@@ -35,7 +35,7 @@ class Problem:
     | nonfinite | the source holds NaN or Inf |
     | bound | an element is not in the rounding interval of its code |
     | consumer | a program that is to load it would not, or would make other numbers of it |
-    | quality | the error is larger than was allowed |
+    | quality | the error is larger than was allowed, or all that there was |
     | nothing | there was nothing to check |
     """
 

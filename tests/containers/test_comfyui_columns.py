@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowbitcli import api, tables
+from lowbitcli import api, tables_inspection
 from lowbitcli.api import Request, dequantize, quantize
 from lowbitcli.errors import UnsupportedError, UsageError
 from tests import checkpoints
@@ -115,7 +115,7 @@ def test_inspect_says_where_it_finds_the_even_column(kind):
         golden, own, other = GOLDEN.parent / "modelopt" / "w4a16_nvfp4", "low", "high"
     for asked, wanted in (("", own), (own, own), (other, other)):
         found = api.inspect(golden, nibbles=asked)
-        said = tables.inspection_document(found)
+        said = tables_inspection.inspection_document(found)
         seen = {one["nibbles"] for one in said["tensors"] if one["scheme"] == "nvfp4"}
         assert seen == {wanted} and found.findings == () and said["notes"] == []
         assert not any("nibbles" in one for one in said["tensors"] if one["scheme"] is None)

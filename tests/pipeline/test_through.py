@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from lowbitcli.api import Request, dequantize, inspect, quantize
+from lowbitcli import tables
+from lowbitcli.api import Request, dequantize, inspect, quantize, verify
 from lowbitcli.errors import (
     CheckpointError,
     DeviceError,
@@ -331,3 +332,18 @@ def test_what_lowbit_wrote_is_not_taken_damaged(tmp_path, source, container):
     assert not (tmp_path / "back").exists()
     (done.output / "lowbit.json").unlink()
     assert dequantize(done.output, tmp_path / "back", device="cpu").output.exists()
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_weight_that_became_nothing_but_zeros_is_told(tmp_path, fake):
+    tiny = weight(128, 128).float() * 1e-40
+    source = single(tmp_path / "source", {DOWN: tiny, ATTENTION[0]: tiny * 0, NORM: tiny[0]})
+    request = Request(scheme="fp8_block128", container="lowbit", fake=fake)
+    done = quantize(source, tmp_path / "out", request, device="cpu")
+    assert done.zeros == [DOWN]
+    told = f"these are so small that every element of them became zero:\n{DOWN}"
+    assert done.notes == (*done.plan.notes, told)
+    assert tables.outcome_document(done)["notes"][-1] == told
+    found = verify(done.output, against=source, device="cpu")
+    told = [(x.severity, x.tensor) for x in found.problems if x.kind == "quality"]
+    assert told == [("warn", DOWN)] and found.passed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from lowbitcli import api, console, tables
+from lowbitcli import api, console, tables, tables_inspection
 from lowbitcli.containers.container import Finding
 from lowbitcli.errors import CheckpointError
 from lowbitcli.tensors import safe
@@ -137,7 +137,7 @@ def test_findings_of_an_inspection_are_shown_safely(lowbit, hostile, monkeypatch
     found = api.inspect("hostile")
     faults = tuple(Finding("orphan", name, f"{name} is alone") for name in NAMES)
     object.__setattr__(found, "findings", faults)
-    lines = tables.inspection_lines(found)
+    lines = tables_inspection.inspection_lines(found)
     assert all(map(is_clean, lines))
     assert any("\\x1b[31mred is alone" in line for line in lines)
 

@@ -1,7 +1,9 @@
 """Losses beyond what was allowed."""
 
+from tests.checkpoints import weight
 from tests.verify.bench import Fault
 from tests.verify.faults_structure import edited
+from tests.verify.planted import DOWN
 
 LOSSES = [
     Fault(
@@ -38,5 +40,14 @@ LOSSES = [
         severity="warn",
         options={"recipe": 'rules: [{match: "*", scheme: nvfp4}]\nthresholds: '
                            '[{match: nothing, fail_under_db: 10}]\n'},
+    ),
+    Fault(
+        "compare._all_lost:quality",
+        "a weight of which nothing is left",
+        "every element became zero; in the source they are up to ",
+        lambda bench: bench.made({DOWN + "weight": weight(128, 128).float() * 1e-40},
+                                 "fp8_block128", "lowbit"),
+        against=True,
+        severity="warn",
     ),
 ]  # fmt: skip
