@@ -1,9 +1,8 @@
 """Which rule takes a tensor, or why it is kept: all patterns of a recipe as one expression."""
 
 import bisect
-import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,6 +10,7 @@ from lowbitcli.errors import RecipeError
 from lowbitcli.recipe.defaults import KeptKind
 from lowbitcli.recipe.drafts import KIND, is_draft
 from lowbitcli.recipe.model import Recipe, Rule
+from lowbitcli.recipe.nearest import nearest
 from lowbitcli.recipe.pattern_set import PatternSet
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.regex import MAX_NAME
@@ -138,7 +138,7 @@ class Matcher:
         ]
         more = len(dead) - len(lines)
         others += [f"and {more} more patterns match none"] if more else []
-        hints = [_nearest(pattern, names) for pattern in dead[:_MOST_HINTS]]
+        hints = [_near(pattern, names) for pattern in dead[:_MOST_HINTS]]
         raise RecipeError(
             "\n".join([lines[0], *others]),
             where=dead[0].where,
@@ -224,28 +224,6 @@ def _each(groups: Iterable[tuple[Pattern, ...]]) -> "list[_Alternatives[bool]]":
     return [_Alternatives((pattern, True) for pattern in group) for group in groups]
 
 
-def _nearest(pattern: Pattern, names: list[str]) -> str:
-    wanted = re.sub(r"[\\^$*?()|\[\]+]", "", pattern.text.removeprefix("re:")).strip(".")
-    near: dict[str, None] = {}
-    for name in names[:20_000]:
-        near.setdefault(name)
-    parts = wanted.count(".") + 1
-    pool = _tails_of(near, parts)
-    found = difflib.get_close_matches(wanted, list(pool), n=2, cutoff=0.5 if parts > 1 else 0.6)
-    return f"near {pattern.text!r}: {', '.join(pool[one] for one in found)}" if found else ""
-
-
-def _tails_of(names: Iterable[str], parts: int) -> dict[str, str]:
-    """Return the last `parts` components of the names, where one is asked for all of them, and
-    the first full name of each."""
-    pool: dict[str, str] = {}
-    for name in names:
-        for text in (name, name.removesuffix(".weight")):
-            components = text.split(".")
-            pool.setdefault(".".join(components[-parts:]), name)
-            if parts == 1:
-                for component in components:
-                    pool.setdefault(component, name)
-            if len(pool) > 2_000:
-                return pool
-    return pool
+def _near(pattern: Pattern, names: Sequence[str]) -> str:
+    found = nearest(pattern, names)
+    return f"near {pattern.text!r}: {', '.join(found)}" if found else ""

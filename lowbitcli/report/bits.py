@@ -51,7 +51,7 @@ def drawn(
     """Return the picture of places whose dB are finite, None where the curve has none."""
     if not curve:
         return None
-    every = [*curve, *uniform.values()]
+    every = [*curve, *uniform.values(), *([chosen] if chosen is not None else [])]
     low, high = (math.log2(pick(bits for bits, _ in every)) for pick in (min, max))
     high = max(high, low + 0.01)
     floor = math.floor(min(db for _, db in every) / 5 - 0.5) * 5

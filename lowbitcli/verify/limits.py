@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lowbitcli.plan.source import Source
 from lowbitcli.recipe import Consumer
 from lowbitcli.recipe.limits import Limits, Threshold
+from lowbitcli.recipe.nearest import nearest
 from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import WARN, Problem, Step, WeightRow
 from lowbitcli.verify.sample import Sample
@@ -79,6 +80,9 @@ def _thresholds(
     for number, one in enumerate(thresholds):
         if number not in used:
             told = f"the threshold of {one.match[0].text!r} is that of no weight"
+            told += f" ({one.where})" if one.where else ""
+            near = nearest(one.match[0], [row.name for row in rows])
+            told += f"; near it: {', '.join(near)}" if near else ""
             problems.append(Problem("quality", "", safe(told), severity=WARN))
     return Step(what, count, tuple(problems))
 

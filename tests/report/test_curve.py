@@ -61,6 +61,13 @@ def test_the_picture_lies_in_its_box_and_falls_from_right_to_left(found):
     assert heights == sorted(heights, reverse=True) and 0 <= heights[-1] < 80
 
 
+@pytest.mark.parametrize("chosen", [(2.0, 20.0), (16.0, 20.0), (5.0, 90.0), (5.0, -30.0)])
+def test_what_somebody_wrote_into_a_recipe_lies_in_the_box_too(chosen):
+    picture = bits.drawn([(4.5, 18.0), (8.0, 31.0)], {"nvfp4": (4.5, 18.0)}, chosen)
+    assert picture is not None and picture.chosen is not None
+    assert 0 <= picture.chosen.x <= bits.WIDTH and 0 <= picture.chosen.y <= bits.HEIGHT
+
+
 def test_the_table_has_the_curve_the_uniform_schemes_and_what_was_chosen(found):
     rows = curve.rows(found)
     assert [float(row[0]) for row in rows] == sorted(float(row[0]) for row in rows)

@@ -51,6 +51,10 @@ def test_a_threshold_of_no_weight_is_warned_of(planted, tmp_path):
     output = planted.made("nvfp4", "lowbit")
     found = planted.verify(output, recipe=recipe(tmp_path, text))
     assert told(found) == [("warn", "quality", "")]
+    assert "r.yaml:3:" in quality(found)[""] and "near it" not in quality(found)[""]
+    text = '  - {match: "*.dwon_proj", fail_under_db: 10}'
+    found = planted.verify(output, recipe=recipe(tmp_path, text))
+    assert f"; near it: {DOWN}" in quality(found)[""]
 
 
 def test_thresholds_without_a_source_are_skipped_and_said_to_be(planted, tmp_path):
