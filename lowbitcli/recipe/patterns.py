@@ -22,6 +22,7 @@ from lowbitcli.recipe.document import Text, place_of
 from lowbitcli.regex import MAX_PATTERN, TOO_SLOW, compile_bounded
 
 _WEIGHT = r"(?:\.weight)?\Z"
+_SETS = "as in [0-9], with no * before the ]; the character itself is [[]"
 
 
 class Pattern(BaseModel):
@@ -84,10 +85,14 @@ def _check(text: str) -> None:
         return
     if "[" not in text:
         return
+    if "[" in characters(text):
+        message = f"{str(text)!r} is no pattern: a [ is not closed"
+        raise RecipeError(message, where=where, hint=_SETS)
     try:
         re.compile(_glob(text, [0]))
-    except re.error as error:
-        raise RecipeError(f"{str(text)!r} is no pattern: {error}", where=where) from error
+    except re.error as error:  # where in the expression that is made of it helps nobody
+        message = f"{str(text)!r} is no pattern: {error.msg}"
+        raise RecipeError(message, where=where) from error
 
 
 def _check_regex(text: str, where: str) -> None:

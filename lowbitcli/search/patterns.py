@@ -150,18 +150,18 @@ def _common(tails: Sequence[str]) -> str:
 
 def _is_exact(text: str, label: str, labels: Mapping[str, str], every: Collection[str]) -> bool:
     """Does a glob take only names of a label?"""
-    pattern = Pattern.model_validate(text)
-    if pattern.is_regex or any(char in text for char in "?["):
+    if text.startswith("re:") or any(char in text for char in "?["):
         return False
-    compiled = re.compile(pattern.source([0]), re.DOTALL)
+    compiled = re.compile(Pattern.model_validate(text).source([0]), re.DOTALL)
     return all(labels.get(name) == label for name in every if compiled.match(name))
 
 
 def _literal(module: str) -> str:
     """Return a pattern that takes one module; that of `.weight` has no name."""
     module = module or ".weight"
-    pattern = Pattern.model_validate(module)
-    return module if pattern.is_literal else f"re:{re.escape(module)}$"
+    if module.startswith("re:") or any(char in module for char in "*?["):
+        return f"re:{re.escape(module)}$"
+    return module
 
 
 __all__ = ["natural", "patterns", "skeleton_of"]

@@ -18,6 +18,7 @@ RULE = 'rules: [{match: "*", scheme: nvfp4}]\n'
 
 # text of the file -> message after the file's name, hint
 EMPTY = 'to take everything, write "*"'
+OPEN = "a [ is not closed", "as in [0-9], with no * before the ]; the character itself is [[]"
 BAD = {
     "unknown key": ("ruls: 1", "1:1: key 'ruls' is unknown", "did you mean rules?"),
     "our own key": (
@@ -137,8 +138,19 @@ BAD = {
     ),
     "bad glob": (
         RULE + "keep: '[z-a]'",
-        "2:7: '[z-a]' is no pattern: bad character range z-a at position 1",
+        "2:7: '[z-a]' is no pattern: bad character range z-a",
         "",
+    ),
+    "open glob": (RULE + "keep: [a, '*.[abc']", "2:11: '*.[abc' is no pattern: " + OPEN[0], OPEN[1]),
+    "open glob of a threshold": (
+        RULE + "thresholds: [{match: '*.[a*]', fail_under_db: 9}]",
+        "2:22: '*.[a*]' is no pattern: " + OPEN[0],
+        OPEN[1],
+    ),
+    "open glob of a layout": (
+        RULE + "layout: {'x[': in_out}",
+        "2:10: 'x[' is no pattern: " + OPEN[0],
+        OPEN[1],
     ),
     "bad regex": (
         RULE + "keep: 're:('",

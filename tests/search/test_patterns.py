@@ -95,7 +95,11 @@ def test_very_many_layers_are_several_expressions():
 
 
 @pytest.mark.parametrize(
-    "name", ["proj", "a[b].weight", "a*b.weight", "re:x.weight", "a+(b).0.c.weight", "ü.1.weight"]
+    "name",
+    [
+        *("proj", "a[b].weight", "a[b.weight", "a[z-a].weight", "a*b.weight", "re:x.weight"),
+        *("re:(.weight", "a+(b).0.c.weight", "ü.1.weight"),
+    ],
 )
 def test_names_with_signs_of_patterns_stand_for_themselves(name):
     found = patterns({name: "a"}, ["other.weight", "aab.weight", "ab.weight"])
