@@ -141,7 +141,11 @@ BAD = {
         "2:7: '[z-a]' is no pattern: bad character range z-a",
         "",
     ),
-    "open glob": (RULE + "keep: [a, '*.[abc']", "2:11: '*.[abc' is no pattern: " + OPEN[0], OPEN[1]),
+    "open glob": (
+        RULE + "keep: [a, '*.[abc']",
+        "2:11: '*.[abc' is no pattern: " + OPEN[0],
+        OPEN[1],
+    ),
     "open glob of a threshold": (
         RULE + "thresholds: [{match: '*.[a*]', fail_under_db: 9}]",
         "2:22: '*.[a*]' is no pattern: " + OPEN[0],
