@@ -83,7 +83,7 @@ def choose(
     if not conditions.fake:
         _refuse_unstorable(choices, weights, conditions.container)
     if not conditions.split_groups:
-        refuse_split(choices, groups, weights, decisions)
+        refuse_split(choices, groups, weights, decisions, recipe.layouts)
     return all_grouped(choices, groups) if groups else choices
 
 

@@ -7,6 +7,7 @@ from lowbitcli.errors import RecipeError
 from lowbitcli.plan.nouns import Choice
 from lowbitcli.plan.source import SourceWeight
 from lowbitcli.recipe import Decision
+from lowbitcli.recipe.layout import Layouts
 from lowbitcli.tensors import safe
 
 
@@ -50,8 +51,10 @@ def refuse_split(
     groups: Mapping[str, str],
     weights: Mapping[str, SourceWeight],
     decisions: Mapping[str, Decision],
+    layouts: Layouts,
 ) -> None:
-    """Raise RecipeError for a fused group whose members get different schemes."""
+    """Raise RecipeError for a fused group whose members get different schemes; where some of them
+    lie otherwise, it is the layout that says so that is blamed."""
     stored = any(weight.scheme is not None for weight in weights.values())
     first: dict[str, Choice] = {}
     unlike: set[str] = set()
@@ -66,14 +69,20 @@ def refuse_split(
         if len({_kind(choices[name], weights[name]) for name in names}) < 2:
             continue
         kinds = {name: _kind(choices[name], weights[name]) for name in sorted(names)}
-        told = ", ".join(f"{safe(name)}: {kind}" for name, kind in kinds.items())
-        where = next((decisions[name].where for name in names if decisions[name].where), "")
-        raise RecipeError(
-            f"the recipe splits a fused group ({told})",
-            where=where,
-            hint="serving programs fuse these and need one scheme; "
-            "--allow-split-groups writes it all the same",
+        told = ", ".join(
+            f"{safe(name)}: {kind}{_why(choices[name])}" for name, kind in kinds.items()
         )
+        hint = "serving programs fuse these and need one scheme; "
+        hint += "--allow-split-groups writes it all the same"
+        where = next((decisions[name].where for name in names if decisions[name].where), "")
+        if len({layouts.of(name) for name in names}) > 1:
+            where = next(filter(None, map(layouts.where, names)), where)
+            hint = f"the layout takes some of these, and not the others; {hint}"
+        raise RecipeError(f"the recipe splits a fused group ({told})", where=where, hint=hint)
+
+
+def _why(choice: Choice) -> str:
+    return f", {safe(choice.kept)}" if choice.target is None and choice.kept else ""
 
 
 def _kind(choice: Choice, weight: SourceWeight) -> str:

@@ -82,6 +82,12 @@ class Layouts:
         found = self._set.first(name) if self._said else None
         return None if found is None else Stacking.of(self._said[found].words)
 
+    def where(self, name: str) -> str:
+        """Return the place of the pattern that says how the weight of this name lies, "" where none
+        does."""
+        found = self._set.first(name) if self._said else None
+        return "" if found is None else self._said[found].where
+
     def dead(self, names: Iterable[str]) -> None:
         """Raise RecipeError where a pattern takes none of the names of stacks and matrices; none of
         a recipe that was cut for a component is held to take something."""

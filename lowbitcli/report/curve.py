@@ -82,7 +82,7 @@ def page(found: Found) -> str:
     """Return the curve as HTML."""
     return template("curve.html.j2").render(
         summary=summary(found),
-        lines=told.summary(found),
+        lines=[*told.summary(found), *told.left_out(found)],
         picture=picture(found),
         head=HEAD,
         rows=rows(found),
@@ -96,6 +96,7 @@ def page(found: Found) -> str:
 def markdown(found: Found) -> str:
     """Return the curve as Markdown."""
     parts = [f"# lowbit recipe auto: {summary(found)}", *told.summary(found)]
+    parts += told.left_out(found)
     parts += ["## Error against bits", table(HEAD, rows(found))]
     parts += ["## Units", table(units_head(found), units(found))]
     if len(found.scores) > UNITS:

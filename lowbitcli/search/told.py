@@ -27,8 +27,13 @@ def lines(found: Found) -> list[str]:
         bar = _bar(found.db(one.error), top)
         told.append(f"{line}  {bar}  {shares(found, one.elements)}  {mark}".rstrip())
     told += ["", *aligned([(*_figures(found, p), f"all {n}") for n, p in found.uniform.items()])]
-    told += [f"left out: {name}: {why}" for name, why in found.left_out.items()]
+    told += left_out(found)
     return told if chosen is None else [*told, "", *summary(found)]
+
+
+def left_out(found: Found) -> list[str]:
+    """Return which schemes the container cannot hold, and why."""
+    return [f"left out: {name}: {why}" for name, why in found.left_out.items()]
 
 
 def summary(found: Found) -> list[str]:

@@ -185,6 +185,17 @@ def test_allow_split_groups_overrides(tmp_path, split):
     assert (f"{stem}k_proj.weight_scale" in written) == (split == "other scheme")
 
 
+def test_a_layout_that_splits_a_group_is_blamed_for_it(tmp_path):
+    source = six(tmp_path / "source")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("extends: nvfp4\nlayout:\n  '*.q_proj': in_out\n")
+    with pytest.raises(RecipeError) as caught:
+        quantize(source, tmp_path / "out", Request(recipe=recipe), device="cpu")
+    assert caught.value.message.startswith(f"{recipe}:3:3: the recipe splits a fused group (")
+    assert ".q_proj.weight: kept, stored [in, out], which readers of" in caught.value.message
+    assert caught.value.hint.startswith("the layout takes some of these, and not the others; ")
+
+
 def test_the_commands(tmp_path, lowbit):
     source, recipe = six(tmp_path / "source"), recipe_of(tmp_path, SPLITS["kept"][0])
     said = lowbit("quantize", source, "--recipe", recipe, "-o", tmp_path / "out")

@@ -61,6 +61,15 @@ def test_the_picture_lies_in_its_box_and_falls_from_right_to_left(found):
     assert heights == sorted(heights, reverse=True) and 0 <= heights[-1] < 80
 
 
+@pytest.mark.parametrize("bits", [None, 9.0])
+def test_what_the_container_cannot_hold_is_told(source, bits):
+    found = api.choose(source, api.Wanted(bits=bits, container="native-mxfp8"), api.Allowed("cpu"))
+    assert list(found.left_out) == ["nvfp4", "fp8"]
+    for name, why in found.left_out.items():
+        told = f"left out: {name}: {why}"
+        assert told in curve.page(found).replace("&#39;", "'") and told in curve.markdown(found)
+
+
 @pytest.mark.parametrize("chosen", [(2.0, 20.0), (16.0, 20.0), (5.0, 90.0), (5.0, -30.0)])
 def test_what_somebody_wrote_into_a_recipe_lies_in_the_box_too(chosen):
     picture = bits.drawn([(4.5, 18.0), (8.0, 31.0)], {"nvfp4": (4.5, 18.0)}, chosen)
