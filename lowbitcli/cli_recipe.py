@@ -136,6 +136,8 @@ def recipe_auto(
     )
     with show_progress("measuring", quiet=quiet) as progress:
         found = api.choose(source, wanted, allowed, output, force=force, progress=progress)
+    if not quiet:
+        console.notes(found.notes)
     if where is not None:
         reports.write_curve(found, where)
     if as_json:

@@ -43,14 +43,36 @@ def candidates(asked: str) -> tuple[Candidate, ...]:
     Raises:
         UsageError: there is none, no scheme is called so, or it has no such scale rule.
     """
-    words = dict.fromkeys(word.strip() for word in asked.split(",") if word.strip())
-    found = {}
-    for word in words:
-        one = _candidate(word)
-        found.setdefault((one.rule.scheme, one.rule.scale), one)
+    found: dict[tuple[str | None, str], Candidate] = {}
+    for one in _all(asked):
+        found.setdefault(_numbers(one), one)
     if not found:
         raise UsageError("no scheme to choose from", hint=f"--schemes {USUAL}")
     return tuple(found.values())
+
+
+def notes(asked: str) -> tuple[str, ...]:
+    """Return what is to be said of a list: which of its words mean one candidate."""
+    first: dict[tuple[str | None, str], Candidate] = {}
+    again: dict[str, None] = {}
+    for one in _all(asked):
+        other = first.setdefault(_numbers(one), one)
+        if other is one:
+            continue
+        what = "is there twice" if one.name == other.name else f"is {other.name}"
+        if one.rule.activations != other.rule.activations:
+            what += f" but for activations, which stay {other.rule.activations}"
+        again[f"{one.name} {what}"] = None
+    return (f"--schemes: {'; '.join(again)}; each is measured once",) if again else ()
+
+
+def _all(asked: str) -> list[Candidate]:
+    return [_candidate(word.strip()) for word in asked.split(",") if word.strip()]
+
+
+def _numbers(one: Candidate) -> tuple[str | None, str]:
+    """Return what decides the numbers that a candidate makes of a weight."""
+    return one.rule.scheme, one.rule.scale
 
 
 def usual(asked: str) -> str:
@@ -93,4 +115,4 @@ def told(found: Sequence[Candidate]) -> str:
     return ",".join(one.name for one in found)
 
 
-__all__ = ["KEEP", "USUAL", "Candidate", "candidates", "everything", "told", "usual"]
+__all__ = ["KEEP", "USUAL", "Candidate", "candidates", "everything", "notes", "told", "usual"]

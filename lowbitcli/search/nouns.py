@@ -91,8 +91,8 @@ class Chosen:
 class Found:
     """What a search found. `uniform` is what `--scheme` would do with each candidate; `bytes_in` is
     the size of the source, `digest` that of the numbers that were measured; `importance` says by
-    what columns are weighed, `left_out` which schemes the container cannot hold, and why. Seconds
-    and memory say what it took."""
+    what columns are weighed, `left_out` which schemes the container cannot hold, and why, `notes`
+    what else the user should know. Seconds and memory say what it took."""
 
     source: str
     container: str
@@ -106,6 +106,7 @@ class Found:
     is_pipeline: bool = False
     importance: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     chosen: Chosen | None = None
     seconds: float = 0.0
     stages: Mapping[str, float] | None = None

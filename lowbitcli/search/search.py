@@ -16,7 +16,7 @@ from lowbitcli.errors import RecipeError, UnsupportedError, UsageError
 from lowbitcli.pipeline.ledger import Progress
 from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.nouns import PathLike, Plan, Weight
-from lowbitcli.search.candidates import KEEP, USUAL, Candidate, candidates, usual
+from lowbitcli.search.candidates import KEEP, USUAL, Candidate, candidates, notes, usual
 from lowbitcli.search.knapsack import Solution, solve
 from lowbitcli.search.measure import Allowed, Measured, measure
 from lowbitcli.search.nouns import Chosen, Found, Wanted
@@ -122,6 +122,7 @@ def _found(
         digest=measured.digest,
         is_pipeline=known.is_pipeline,
         left_out=known.left_out,
+        notes=notes(wanted.schemes),
     )
 
 

@@ -71,6 +71,7 @@ def document(found: Found) -> dict[str, Any]:
         "container": found.container,
         "schemes": [one.name for one in found.candidates],
         "left_out": dict(found.left_out),
+        "notes": list(found.notes),
         "floor_db": wanted.floor_db,
         "elements": found.elements,
         "matrices": found.matrices,

@@ -314,9 +314,11 @@ def test_the_command_prints_the_recipe_or_the_curve(tmp_path, lowbit):
 def test_the_document_has_every_figure(tmp_path, lowbit):
     source = models.dense(tmp_path / "m")
     said = lowbit(
-        "recipe", "auto", source, "--bits", "5.2", "--json", "--schemes", "nvfp4,fp8,keep"
+        "recipe", "auto", source, "--bits", "5.2", "--json", "--schemes", "nvfp4,fp8,keep,nvfp4"
     )
     found = json.loads(said.out)
+    note = "--schemes: nvfp4 is there twice; each is measured once"
+    assert (found["notes"], f"note: {note}" in said.err) == ([note], True)
     assert found["schemes"] == ["nvfp4", "fp8", "keep"]
     assert found["chosen"]["bits"] <= 5.2
     assert found["chosen"]["gap"] == 0

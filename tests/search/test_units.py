@@ -7,7 +7,7 @@ import pytest
 from lowbitcli import api
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import RecipeError, UnsupportedError, UsageError
-from lowbitcli.search.candidates import candidates, told
+from lowbitcli.search.candidates import candidates, notes, told
 from lowbitcli.search.units import paper
 from tests import experts as stacks
 from tests.checkpoints import single, weight
@@ -154,6 +154,20 @@ def test_candidates_are_named_as_recipes_name_schemes():
     assert [one.scale for one in rules] == ["amax", "mse", "amax", "", "amax"]
     assert [one.activations for one in rules] == ["none", "none", "dynamic", "none", "dynamic"]
     assert [one.keeps for one in found] == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("", ""),
+        ("nvfp4,nvfp4:mse,keep", ""),
+        ("nvfp4_mse,nvfp4:mse", "nvfp4:mse is nvfp4_mse"),
+        ("nvfp4,keep,nvfp4,NVFP4,keep", "nvfp4 is there twice; NVFP4 is nvfp4; keep is there twice"),
+        ("mxfp8,MXFP8A16", "MXFP8A16 is mxfp8 but for activations, which stay dynamic"),
+    ],
+)
+def test_what_is_named_again_is_told_of(asked, said):
+    assert notes(asked) == ((f"--schemes: {said}; each is measured once",) if said else ())
 
 
 @pytest.mark.parametrize(
