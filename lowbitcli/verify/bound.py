@@ -120,6 +120,26 @@ def step_of(scheme: Scheme, parts: Mapping[str, Tensor], first_row: int, rows: i
     return step
 
 
+def held_by_least(
+    scheme: Scheme, w: Tensor, data: Tensor, step: Tensor, widening: float | None
+) -> int:
+    """Return how many elements lie beyond the largest value of their scheme, and are yet within
+    reach of the least code of two's complement, which is stored for them: not clipped, though
+    `Look` counts them so. 0 of codes that lowbit wrote, which never have it."""
+    element, wide = scheme.element, scheme.block[1] or w.shape[1]
+    if widening is None or element not in (INT8, INT4):
+        return 0
+    least = 1 << (element.bits - 1)
+    rows, cols = torch.nonzero(codes_of(element, data) == least, as_tuple=True)
+    if not len(rows):
+        return 0
+    q = w[rows, cols].float() / step.expand(w.shape[0], -1)[rows, cols // wide]
+    beyond = q < -element.max * (1 + widening)
+    return int(
+        (beyond & (q <= (0.5 - least) * (1 - widening)) & (q >= -least * (1 + widening))).sum()
+    )
+
+
 def fit(
     scheme: Scheme,
     w: Tensor,
@@ -138,7 +158,8 @@ def fit(
     inside, clipped, lost = held(w.float(), codes, step, held_to, scheme.block[1] or cols)
     outside = rows * cols - int(inside.sum())
     first = divmod(int(inside.flatten().to(torch.uint8).argmin()), cols) if outside else None
-    return Fit(outside, first, int(clipped.sum()), int((lost & (w != 0)).sum()))
+    beyond = int(clipped.sum()) - held_by_least(scheme, w, parts[DATA], step, widening)
+    return Fit(outside, first, beyond, int((lost & (w != 0)).sum()))
 
 
 __all__ = [
@@ -150,6 +171,7 @@ __all__ = [
     "codes_of",
     "fit",
     "half_gap",
+    "held_by_least",
     "is_exact",
     "ruler",
     "step_of",

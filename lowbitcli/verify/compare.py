@@ -23,7 +23,7 @@ from lowbitcli.schemes import Scheme
 from lowbitcli.tensors import DATA
 from lowbitcli.verify import again as made_again
 from lowbitcli.verify import diagnose, largest
-from lowbitcli.verify.bound import half_gap, ruler, step_of
+from lowbitcli.verify.bound import half_gap, held_by_least, ruler, step_of
 from lowbitcli.verify.hands import Map
 from lowbitcli.verify.nouns import WARN, Figures, Problem, WeightRow
 from lowbitcli.verify.rows import Rows
@@ -155,6 +155,9 @@ def _seen_of(
     v = error_looks.values(parts[DATA], step, held_to, scheme.block)
     v = ours.values(parts) if v is None else v
     codes = error_looks.look(w, v, parts[DATA], step, held_to, scheme.block)
+    codes = codes._replace(
+        clipped=codes.clipped - held_by_least(scheme, w, parts[DATA], step, widening)
+    )
     lead, first, told = _lead(ours.weight, matrix), None, ""
     if codes.first is not None:
         row, col = codes.first

@@ -77,6 +77,9 @@ def test_two_s_complement_and_formats_with_infinity():
     # Others write the least code too, but not for what is nearer to the next one.
     assert fit(int8, x, parts)[:2] == (0, None)
     assert fit(int8, x + torch.tensor([0, 0, 0, 0, 0, 0.6]), parts)[:2] == (1, (0, 5))
+    # What that code stands for is not clipped (130 and -127.5 are), what is beyond it is.
+    assert fit(int8, x, parts).clipped == 2
+    assert fit(int8, x - torch.tensor([0, 0, 0, 0, 0, 0.6]), parts).clipped == 3
     assert values_of(E5M2).isfinite().sum() == 2 * 124
     assert values_of(INT4)[[0, 7, 9, 15]].tolist() == [0, 7, -7, -1]
     assert values_of(INT4)[8].isnan()

@@ -207,3 +207,32 @@ def test_a_kept_matrix_in_8_bits_is_what_the_manifest_says_it_is(tmp_path):
     (tmp_path / "out" / "lowbit.json").unlink()
     found = api.verify(tmp_path / "out", device="cpu")
     assert [(one.kind, one.tensor) for one in found.problems] == [("unknown", "b.weight")]
+
+
+@pytest.mark.parametrize(("scheme", "least"), [("int8_channel", -128), ("int4_g128", -8)])
+def test_what_the_least_code_stands_for_is_not_clipped(tmp_path, scheme, least):
+    """Codes of another writer, who uses it: the largest code's elements beyond it are clipped."""
+    values = torch.arange(128).repeat(2, 1).remainder(2 * -least).add(least).float()
+    values[0, 1], values[1, 5] = least - 0.75, -least + 0.25
+    name = "model.layers.0.mlp.down_proj."
+    source = single(tmp_path / "source", {name + "weight": values})
+    out = api.quantize(
+        source, tmp_path / "out", api.Request(scheme=scheme, container="lowbit"), device="cpu"
+    ).output
+    (out / "lowbit.json").unlink()
+
+    def edit(tensors):
+        codes = values.round().clamp(least, -least - 1).to(torch.int8)
+        scale = tensors[name + "weight_scale"]
+        tensors[name + "weight_scale"] = torch.ones_like(scale)
+        tensors[name + "weight"] = codes if scheme == "int8_channel" else packed_int4(codes)
+
+    change(out, edit)
+    found = api.verify(out, against=source, device="cpu")
+    (figures,) = (row.figures for row in found.weights)
+    assert found.passed and figures is not None and figures.clipped == 2
+
+
+def packed_int4(codes):
+    nibbles = codes.to(torch.int16).remainder(16).to(torch.uint8)
+    return nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
