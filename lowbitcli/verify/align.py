@@ -1,12 +1,18 @@
-"""How the source of an output lies, as the output's manifest tells it."""
+"""How weights that are not quantized lie, where their own checkpoint does not tell: as the output's
+manifest says it of the source, and as the same weight lies where it is quantized."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from lowbitcli.checkpoint.reader import Checkpoint
+from lowbitcli.containers.container import Stored
+from lowbitcli.containers.layouts import IDENTITY, is_cropped
 from lowbitcli.containers.stacks import Stacking
 from lowbitcli.errors import CheckpointError
 from lowbitcli.plan import source as sources
+from lowbitcli.plan.source import Source, SourceWeight
 from lowbitcli.recipe import Layouts
+from lowbitcli.tensors import DATA, FLOATING
 from lowbitcli.verify import structure
 
 
@@ -42,3 +48,42 @@ def _of_components(said: Mapping[str, Layouts]) -> sources.Layouts:
         return said[part].of(own) if part in said else None
 
     return of
+
+
+def dequantized(target: Checkpoint, ours: Source) -> frozenset[str]:
+    """Return the weights that the manifest says were dequantized by this run: they lie as the
+    source's codes say, whatever is known of the model."""
+    said, _ = structure.manifest_of(target)
+    if said is None or said.made is None or "dequantize" not in said.recipe:
+        return frozenset()
+    return frozenset(ours.weights.keys() - said.made.kept.keys())
+
+
+def lying_like(source: Source, other: Source, made_of_it: Collection[str] = ()) -> Source:
+    """Return a checkpoint whose stacks and matrices that are not quantized, and of which nothing
+    says how they lie, are seen to lie as `other` says of its quantized ones, where their shape
+    allows it; those that were `made_of_it` do so in any case."""
+    weights = dict(source.weights)
+    for name, weight in source.weights.items():
+        counterpart = other.weights.get(name)
+        if counterpart is None or weight.scheme is not None:
+            continue
+        if (weight.plain is None and not weight.told) or name in made_of_it:
+            weights[name] = _lying_like(weight, counterpart)
+    return replace(source, weights=weights)
+
+
+def _lying_like(weight: SourceWeight, other: SourceWeight) -> SourceWeight:
+    part, layout = weight.reads[DATA], other.plain
+    if other.scheme is None or layout is None or is_cropped(layout) or part.view is not None:
+        return weight
+    if part.spec.dtype not in FLOATING or layout.spec(part.spec).shape != other.shape:
+        return weight  # of a layout that is its own inverse
+    stored = None if layout == IDENTITY else Stored("", part.spec.dtype, layout)
+    return weight._replace(
+        shape=other.shape,
+        reads={DATA: part._replace(stored=stored)},
+        plain=layout,
+        rows=other.rows,
+        called=other.called,
+    )

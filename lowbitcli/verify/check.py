@@ -16,7 +16,7 @@ from lowbitcli.plan.pad import widened_like
 from lowbitcli.plan.source import Source, SourceWeight, refuse_findings
 from lowbitcli.plan.split import aligned
 from lowbitcli.verify import again, compare, nearness, scales, structure
-from lowbitcli.verify.align import layouts_of, nibbles_of, raw_fp8_of
+from lowbitcli.verify.align import dequantized, layouts_of, lying_like, nibbles_of, raw_fp8_of
 from lowbitcli.verify.bound import half_gap
 from lowbitcli.verify.hands import Map, hands, undivided
 from lowbitcli.verify.inputs import inputs
@@ -83,6 +83,8 @@ def verify(
         said = str(source.path) if source is not None else None
         return unreadable(target.path, said, error, device)
     if theirs is not None:
+        theirs = lying_like(theirs, ours)
+        ours = lying_like(ours, theirs, dequantized(target, ours))
         theirs = widened_like(aligned(theirs, ours.weights), ours)
         ours = widened_like(ours, theirs)
     run = _Run(target, ours, source, theirs, device, widening, demands, progress)
