@@ -55,20 +55,20 @@ class Outcome:
         return self.plan.bytes_out
 
     @property
-    def zeros(self) -> list[str]:
-        """The weights that are not zero, and stand for nothing but zeros."""
-        return sorted(name for name, e in self.errors.items() if e.signal and not e.value)
+    def lost(self) -> list[str]:
+        """The weights of which hardly anything is left: their SQNR is 3 dB or less."""
+        return sorted(name for name, error in self.errors.items() if error.is_lost)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What should be told of the plan, and of what became of it."""
-        if not self.zeros:
+        lost = self.lost
+        if not lost:
             return self.plan.notes
-        lines = [safe(name) for name in self.zeros[:NAMED]]
-        if len(self.zeros) > NAMED:
-            lines.append(f"and {len(self.zeros) - NAMED:,} more")
-        what = "these are so small that every element of them became zero:"
-        return (*self.plan.notes, "\n".join([what, *lines]))
+        lines = [f"{safe(name)}: SQNR {self.errors[name].sqnr_db:.1f} dB" for name in lost[:NAMED]]
+        if len(lost) > NAMED:
+            lines.append(f"and {len(lost) - NAMED:,} more")
+        return (*self.plan.notes, "\n".join(["hardly anything of these is left:", *lines]))
 
     def worst(self, number: int = 5) -> list[tuple[str, Sums]]:
         """Return the weights with the largest relative error, worst first."""

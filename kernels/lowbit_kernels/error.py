@@ -85,6 +85,12 @@ class Sums:
         return math.sqrt(self.error / self.signal) if self.signal else math.inf
 
     @property
+    def is_lost(self) -> bool:
+        """Whether hardly anything is left: the error's norm is 0.7 of the signal's or more, an SQNR
+        of 3 dB or less."""
+        return self.is_finite and self.relative >= 0.7
+
+    @property
     def sqnr_db(self) -> float:
         """Signal to quantization noise in dB; infinite where nothing differs."""
         if self.error == 0:

@@ -120,7 +120,7 @@ def quantized(ours: Rows, theirs: Rows, widening: float | None, each: Map, rule:
     figures = _figures(total, outside, first, clipped, underflow)
     figures = _with_spread(figures, total, spreads, half_gap(scheme.element))
     row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
-    problems = [*_non_finite(ours.weight, total), *_all_lost(ours.weight, total)]
+    problems = [*_non_finite(ours.weight, total), *_lost(ours.weight, total)]
     if outside:
         message = f"{outside} of {total.count} elements are not in the interval of their code; "
         file = ours.weight.file
@@ -184,25 +184,29 @@ def unquantized(
     dtype = torch_dtype(weight.dtype)
     total, wrong = Sums(), 0
     first: tuple[int, ...] | None = None
+    told = ""
     for matrix, start, stop in ours.bands():
         w = theirs.values(theirs.parts(matrix, start, stop))
         v = ours.values(ours.parts(matrix, start, stop))
         total = _add(total, w, v)
         if rounded:
             continue
-        differ = _bits(v) != _bits(w.to(dtype))
+        expected = w.to(dtype)
+        differ = _bits(v) != _bits(expected)
         found = int(differ.sum())
         if found and first is None:
             row, col = torch.nonzero(differ)[0].tolist()
             first = (*_lead(weight, matrix), start + row, col)
+            told = f"{float(expected[row, col]):.9g} in the source, {float(v[row, col]):.9g} in "
+            told += "the output"
         wrong += found
     how = "fake" if fake else "dequantized"
     scheme = theirs.weight.scheme.name if theirs.weight.scheme is not None else ""
     figures = _figures(total, None if rounded else wrong, first, 0, 0)
-    problems = [*_non_finite(weight, total), *_all_lost(weight, total)]
+    problems = [*_non_finite(weight, total), *_lost(weight, total)]
     if wrong and first is not None:
         message = f"{wrong} of {total.count} elements are not the source's value in {weight.dtype}"
-        message += f", the first at {list(first)}"
+        message += f", the first at {list(first)}: {told}"
         problems.append(Problem("bound", weight.name, message, weight.file))
     return _row(weight, theirs.weight, scheme, how, figures), problems
 
@@ -269,10 +273,10 @@ def _non_finite(weight: SourceWeight, total: Sums) -> list[Problem]:
     return []
 
 
-def _all_lost(weight: SourceWeight, total: Sums) -> list[Problem]:
-    if not total.is_finite or total.value or not total.signal:
+def _lost(weight: SourceWeight, total: Sums) -> list[Problem]:
+    if not total.is_lost:
         return []
-    message = f"every element became zero; in the source they are up to {total.largest:.9g}"
+    message = f"hardly anything of it is left: an SQNR of {total.sqnr_db:.1f} dB"
     return [Problem("quality", weight.name, message, weight.file, WARN)]
 
 

@@ -335,15 +335,23 @@ def test_what_lowbit_wrote_is_not_taken_damaged(tmp_path, source, container):
 
 
 @pytest.mark.parametrize("fake", [False, True])
-def test_a_weight_that_became_nothing_but_zeros_is_told(tmp_path, fake):
+def test_a_weight_of_which_hardly_anything_is_left_is_told(tmp_path, fake):
     tiny = weight(128, 128).float() * 1e-40
     source = single(tmp_path / "source", {DOWN: tiny, ATTENTION[0]: tiny * 0, NORM: tiny[0]})
     request = Request(scheme="fp8_block128", container="lowbit", fake=fake)
     done = quantize(source, tmp_path / "out", request, device="cpu")
-    assert done.zeros == [DOWN]
-    told = f"these are so small that every element of them became zero:\n{DOWN}"
+    assert done.lost == [DOWN]
+    told = f"hardly anything of these is left:\n{DOWN}: SQNR 0.0 dB"
     assert done.notes == (*done.plan.notes, told)
     assert tables.outcome_document(done)["notes"][-1] == told
     found = verify(done.output, against=source, device="cpu")
     told = [(x.severity, x.tensor) for x in found.problems if x.kind == "quality"]
     assert told == [("warn", DOWN)] and found.passed
+
+
+def test_a_search_that_is_no_use_for_small_weights_says_what_is_left(tmp_path):
+    source = single(tmp_path / "source", {DOWN: weight(64, 64).float() * 1e-22})
+    for rule, lost in (("mse", []), ("mse_all", [DOWN])):
+        (tmp_path / "r.yaml").write_text(f"rules: [{{match: '*', scheme: nvfp4, scale: {rule}}}]")
+        request = Request(recipe=tmp_path / "r.yaml", container="lowbit")
+        assert quantize(source, tmp_path / rule, request, device="cpu").lost == lost
