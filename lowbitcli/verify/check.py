@@ -18,12 +18,14 @@ from lowbitcli.plan.split import aligned
 from lowbitcli.verify import again, compare, nearness, scales, structure
 from lowbitcli.verify.align import dequantized, layouts_of, lying_like, nibbles_of, raw_fp8_of
 from lowbitcli.verify.bound import half_gap
+from lowbitcli.verify.counted import layers
 from lowbitcli.verify.hands import Map, hands, undivided
 from lowbitcli.verify.inputs import inputs
 from lowbitcli.verify.kept import kept
 from lowbitcli.verify.largest import Largest
 from lowbitcli.verify.limits import Demands, limited
 from lowbitcli.verify.lint import linted
+from lowbitcli.verify.not_numbers import nan_in_kept
 from lowbitcli.verify.nouns import (
     Histogram,
     Problem,
@@ -67,7 +69,9 @@ def verify(
     """
     demands = demands or Demands()
     if demands.needs_source and source is None:
-        raise UsageError("an SQNR needs a source to measure against", hint="name it: --against SRC")
+        raise UsageError(
+            "what may be lost needs a source to measure it against", hint="name it: --against SRC"
+        )
     theirs = None
     if source is not None:
         theirs = examine(
@@ -129,6 +133,7 @@ class _Run:
             structure.index(self.target),
             structure.manifest(self.target, self.manifest),
             structure.coverage(self.ours, self.theirs, self.restored),
+            layers(self.target.config, self.ours.weights),
         ]
         self.steps += linted(self.target, self.ours, self.demands.consumers)
         self.steps += [
@@ -137,6 +142,7 @@ class _Run:
             *inputs(self.target, self.ours),
             self._plausible(),
             scales.nan_codes(self.target, self.looked, self.device, self._tell),
+            nan_in_kept(self.target, self.looked, self._tell, alone=self.source is None),
             structure.hashes(self.target, self.manifest, self._tell, self._names),
         ]
         for weight in self.ours.weights.values():

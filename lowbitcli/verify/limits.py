@@ -27,15 +27,17 @@ class Demands:
 
     @property
     def needs_source(self) -> bool:
-        return self.fail_under_db is not None or self.max_rel_error is not None
+        limits = self.fail_under_db is not None or self.max_rel_error is not None
+        return limits or bool(self.thresholds)
 
 
 def limited(rows: Sequence[WeightRow], ours: Source, demands: Demands) -> list[Step]:
     """Hold what was measured against the limits that were asked for."""
     measured = [row for row in rows if row.figures is not None]
-    if demands.fail_under_db is None:
+    steps = []
+    if not demands.needs_source:
         steps = [Step("SQNR of every weight", skipped="no limit was asked for")]
-    else:
+    if demands.fail_under_db is not None:
         limit = demands.fail_under_db
         problems = [x for row in measured for x in _sqnr(row, ours, limit, "")]
         what = f"SQNR of every weight is {limit:g} dB or more"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from lowbit_kernels import rounding
 from lowbit_kernels.formats import E4M3, E5M2, E8M0, F32, INT4, INT8, Format
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.containers.layouts import RECIPROCAL1
@@ -19,6 +20,8 @@ from lowbitcli.verify.nouns import FAIL, WARN, Problem, Step
 from lowbitcli.verify.numbers import ends
 from lowbitcli.verify.rows import Rows, UnreadableError
 
+FP32_MAX = torch.finfo(torch.float32).max
+
 
 def scales(
     checkpoint: Checkpoint, target: Source, device: torch.device, tell: Callable[[str, int], None]
@@ -32,21 +35,28 @@ def scales(
     count = 0
     for weight in _quantized(target):
         tell(weight.name, weight.nbytes - weight.reads[DATA].spec.nbytes)
+        found: list[Problem] = []
+        most = 1.0
         for name in (GLOBAL_SCALE, SCALE):
             part = weight.reads.get(name)
             if part is None:
                 continue
             count += part.spec.numel
             try:
-                problems += _scale(checkpoint, weight, name, part, device)
+                wrong, largest = _scale(checkpoint, weight, name, part, device)
             except (CheckpointError, UnreadableError) as error:
-                problems.append(Problem("unreadable", weight.name, str(error), part.file))
+                wrong, largest = [Problem("unreadable", weight.name, str(error), part.file)], 0.0
+            found += wrong
+            most *= largest
+        problems += found or _beyond(weight, most)
     return Step("stored scales are finite and above zero", count, tuple(problems))
 
 
 def _scale(
     checkpoint: Checkpoint, weight: SourceWeight, name: str, part: Part, device: torch.device
-) -> list[Problem]:
+) -> tuple[list[Problem], float]:
+    """Return what is wrong with a part that holds scales, and the largest of them, where nothing
+    is."""
     if weight.scheme is None:
         raise ValueError("only a quantized weight has scales")
     stored = by_value(tensor_of(checkpoint.read(part.spec.name), part.spec).to(device), part)
@@ -54,21 +64,42 @@ def _scale(
         stored = part.stored.layout.decode(stored)  # what pads it is no scale
     wanted = weight.scheme.scale if name == SCALE else weight.scheme.global_scale or F32
     is_reciprocal = part.stored is not None and part.stored.layout == RECIPROCAL1
-    if ends(stored) is not None and not is_reciprocal:
-        return []
+    extremes = ends(stored)
+    if extremes is not None and not is_reciprocal:
+        return [], extremes[1]
     if wanted is E8M0 or wanted is E4M3:
         bad, zero = _bytes(wanted, stored)
         problems = _told(part, stored, bad, f"{wanted.name} scales are NaN or negative")
         if bool(zero.any()):
             problems += _zeros(checkpoint, weight, part, zero, device)
-        return problems
+        return problems, _largest(wanted, stored, bad)
     numbers = stored.float()
     bad = ~(torch.isfinite(numbers) & (numbers > 0))
     problems = _told(part, numbers, bad, "scales are not above zero")
     if not problems and is_reciprocal:
         beyond = ~torch.isfinite(numbers.reciprocal())
         problems = _told(part, numbers, beyond, "scales are stored as a reciprocal that is Inf")
-    return problems
+        return problems, float(numbers.reciprocal().amax()) if numbers.numel() else 0.0
+    return problems, 0.0
+
+
+def _largest(wanted: Format, stored: Tensor, bad: Tensor) -> float:
+    if bool(bad.any()) or not stored.numel():
+        return 0.0
+    return float((rounding.e8m0_value(stored) if wanted is E8M0 else stored.float()).amax())
+
+
+def _beyond(weight: SourceWeight, step: float) -> list[Problem]:
+    """Report a weight whose largest step, or the largest value of it, is no number of fp32."""
+    if weight.scheme is None or step * weight.scheme.element.max <= FP32_MAX:
+        return []
+    file = weight.file
+    if step > FP32_MAX:
+        message = f"a scale times the global scale is {step:.9g}, beyond the range of fp32"
+        return [Problem("scale", weight.name, message, file)]
+    message = f"its largest code stands for {step * weight.scheme.element.max:.9g} under its "
+    message += f"largest scale, {step:.9g}: beyond the range of fp32"
+    return [Problem("scale", weight.name, message, file, WARN)]
 
 
 def _bytes(wanted: Format, stored: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,6 +122,12 @@ def wide_integers(bench: Bench):
     return output
 
 
+def renamed(bench: Bench):
+    output = bench.out("nvfp4")
+    (output / "model.safetensors").rename(output / "weights.safetensors")
+    return output
+
+
 def one_scale(bench: Bench):
     output = bench.out("fp8_block128", "deepseek")
 
@@ -199,6 +205,9 @@ CONSUMERS = [
     Fault("rules_config.renamed", "a scale that its loader renames",
           "renames weight_scale_inv and drops all 7: weights are served without their scales",
           edited(None, "fp8_block128", "deepseek"), consumers=("sglang",)),
+    Fault("rules_files.named_files", "a file by a name of its own, in a directory",
+          "neither model.safetensors nor model.safetensors.index.json is there: OSError",
+          renamed, consumers=("transformers",)),
     Fault("rules_config.one_scale", "one scale for all under the name of blocks'",
           "without weight_block_size it looks for weight_scale instead",
           one_scale, consumers=("vllm", "sglang")),

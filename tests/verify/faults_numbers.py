@@ -10,7 +10,7 @@ from lowbitcli.containers.layouts import SWIZZLED128X4
 from tests.checkpoints import LAYER, weight
 from tests.verify.bench import LOST, Bench, Fault
 from tests.verify.faults_structure import edited, poked
-from tests.verify.planted import DOWN, GATE, UP, change
+from tests.verify.planted import DOWN, GATE, NORM, UP, change
 from tests.verify.test_order import COLS, uneven
 
 CT = "compressed-tensors"
@@ -121,6 +121,33 @@ NUMBERS = [
         "a global scale whose reciprocal is infinite",
         "1 of 1 scales are stored as a reciprocal that is Inf",
         edited(lambda tensors: tensors[DOWN + "weight_global_scale"].fill_(1e-45), container=CT),
+    ),
+    Fault(
+        "scales._beyond:scale",
+        "a global scale with which block scales are beyond fp32",
+        "a scale times the global scale is ",
+        edited(lambda tensors: tensors[DOWN + "weight_global_scale"].fill_(3e38)),
+    ),
+    Fault(
+        "scales._beyond:scale#2",
+        "a scale with which the largest code is beyond fp32",
+        "under its largest scale, 9.99999962e+35: beyond the range of fp32",
+        edited(lambda tensors: tensors[DOWN + "weight_scale"].fill_(1e36), "fp8_channel"),
+        severity="warn",
+    ),
+    Fault(
+        "not_numbers.nan_in_kept:nonfinite",
+        "NaN in a tensor that is not quantized",
+        "1 of 64 elements are NaN",
+        edited(lambda tensors: tensors[NORM][3:4].fill_(math.nan)),
+        severity="warn",
+    ),
+    Fault(
+        "not_numbers.nan_in_kept:unreadable",
+        "a file that is lost while NaN is looked for",
+        LOST,
+        edited(None),
+        fails="_nan",
     ),
     Fault(
         "scales._zeros:scale",

@@ -81,6 +81,11 @@ def another_config(output):
     json_of(output / "config.json", lambda said: said.update(more=1))
 
 
+def deeper(output):
+    json_of(output / "config.json", lambda said: said.update(num_hidden_layers=3))
+    return output
+
+
 def double(output):
     """Make the global scale of q, k and v twice what it was, and codes and scales for it."""
 
@@ -316,6 +321,13 @@ STRUCTURE = [
         "bytes of the rows that were made differ, the first is byte 0 of row 1 of its codes",
         lambda bench: by_floor(bench.proven("mxfp8")),
         against=True,
+    ),
+    Fault(
+        "counted.layers:missing",
+        "a layer that the config counts and nobody wrote",
+        "config.json counts 3 layers, and of 2 of model.layers nothing is there: 1, 2",
+        lambda bench: deeper(bench.out("nvfp4")),
+        severity="warn",
     ),
     Fault(
         "largest.problems:scale",

@@ -57,12 +57,14 @@ def test_a_threshold_of_no_weight_is_warned_of(planted, tmp_path):
     assert f"; near it: {DOWN}" in quality(found)[""]
 
 
-def test_thresholds_without_a_source_are_skipped_and_said_to_be(planted, tmp_path):
-    text = '  - {match: "*", fail_under_db: 10}'
-    output = planted.made("nvfp4", "lowbit")
-    found = planted.verify(output, source=False, recipe=recipe(tmp_path, text))
+def test_thresholds_need_a_source(planted, tmp_path):
+    file = recipe(tmp_path, '  - {match: "*", fail_under_db: 10}')
+    with pytest.raises(UsageError, match="needs a source"):
+        planted.verify(planted.made("nvfp4", "lowbit"), source=False, recipe=file)
+    found = planted.verify(planted.source, recipe=file)
     (check,) = [one for one in found.checks if one.what.startswith("weights keep the thresh")]
     assert check.ok is None and "nothing was measured" in check.note
+    assert not [one for one in found.checks if one.what == "SQNR of every weight"]
 
 
 def test_thresholds_change_no_byte_of_the_output(planted, tmp_path):
