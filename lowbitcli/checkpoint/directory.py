@@ -224,6 +224,16 @@ def document(root: Path, names: list[str], name: str, limit: int) -> dict[str, A
     return strict_json.parse_object(strict_json.read_bytes(inside(root, name), where, limit), where)
 
 
+def beside(root: Path, name: str) -> dict[str, Any] | None:
+    """Return the JSON object in the file `name` beside a file that is taken alone, to tell a user
+    of; None where there is none that could be read."""
+    try:
+        present = [name] if (root / name).is_file() else []
+        return document(root, present, name, strict_json.MAX_CONFIG)
+    except (CheckpointError, OSError):
+        return None
+
+
 def inside(root: Path, name: str) -> str:
     """Return the real path of the file `name` of `root`.
 

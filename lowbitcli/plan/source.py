@@ -3,15 +3,17 @@ to be read."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from lowbitcli.checkpoint import directory
 from lowbitcli.checkpoint.reader import Checkpoint, StoredTensor
 from lowbitcli.containers import Container, Listing, recognise, suffixes
 from lowbitcli.containers.container import (
     MARKER_BYTES,
     MARKER_DTYPES,
     MARKERS,
+    Examination,
     Finding,
     QuantizedWeight,
     Stored,
@@ -107,7 +109,8 @@ def examine(
     before what is known of the model.
 
     Raises:
-        UnsupportedError: its config declares a quantization that no container here reads.
+        UnsupportedError: its config declares a quantization that no container here reads, or is
+            in the directory of a file that is taken alone.
         CheckpointError: what it declares cannot be understood.
     """
     seen = listing(checkpoint, raw_fp8=raw_fp8, nibbles=nibbles)
@@ -115,6 +118,8 @@ def examine(
     if container is PLAIN:
         _refuse_unread(checkpoint)
     found = container.examine(seen)
+    if container is PLAIN:
+        _refuse_alone(checkpoint, seen, found)
     weights: dict[str, SourceWeight] = {}
     parts: set[str] = set()
     twice: list[Finding] = []
@@ -241,6 +246,41 @@ def _refuse_unread(checkpoint: Checkpoint) -> None:
             f"its config declares the quantization {safe(str(method)[:80])!r}, which is not read",
             hint="dequantize it with the tool that wrote it, or start from the unquantized model",
         )
+
+
+def _refuse_alone(checkpoint: Checkpoint, seen: Listing, found: Examination) -> None:
+    """Raise UnsupportedError where a file holds quantized weights, and a config beside it, which is
+    its directory's, says of which kind they are."""
+    if checkpoint.is_directory:
+        return
+    config, quant_config = (
+        directory.beside(checkpoint.root, name)
+        for name in (directory.CONFIG, directory.QUANT_CONFIG)
+    )
+    more = replace(seen, config=config, quant_config=quant_config)
+    if _is_declared(more) and (found.findings or _is_quantized(more)):
+        said = directory.QUANT_CONFIG if quant_config is not None else directory.CONFIG
+        raise UnsupportedError(
+            f"{safe(str(checkpoint.path))}: holds parts of quantized weights, and {said} beside "
+            "it, which says of which kind, is not read for a file that is taken alone",
+            hint=f"name the directory {safe(str(checkpoint.root))}",
+        )
+
+
+def _is_declared(seen: Listing) -> bool:
+    """Do the configs declare a quantization?"""
+    try:
+        return bool(quantization_config(seen.config)) or seen.quant_config is not None
+    except CheckpointError:
+        return False
+
+
+def _is_quantized(seen: Listing) -> bool:
+    """Does a container find quantized weights there?"""
+    try:
+        return bool(recognise(seen).examine(seen).weights)
+    except CheckpointError:
+        return False
 
 
 def refuse_findings(source: Source) -> None:
