@@ -22,6 +22,7 @@ from ruamel.yaml.events import (
     SequenceEndEvent,
     SequenceStartEvent,
 )
+from ruamel.yaml.reader import ReaderError
 
 from lowbitcli.errors import RecipeError
 
@@ -125,7 +126,15 @@ def parse(text: str, shown: str, *, shipped: bool = False) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(str(error.problem or error.context or "malformed").split())
-        raise RecipeError(f"is not YAML: {what}", where=builder.at(mark)) from error
+        hint = _QUOTE if str(error.context).startswith(_BEGUN) else ""
+        hint = _SPACES if "'\\t'" in what else hint
+        raise RecipeError(f"is not YAML: {what}", where=builder.at(mark), hint=hint) from error
+    except ReaderError as error:
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        message = f"is not YAML: the character U+{code:04X} cannot be in it"
+        raise RecipeError(message, where=f"{shown}:{line}:{column}", hint=_ESCAPE) from error
     except (
         Exception
     ) as error:  # the scanner lets others through, such as ValueError for "\U00110000"
@@ -220,4 +229,8 @@ class _Builder:
             self.keys[-1] = None
 
 
+# What ruamel.yaml says that it was at where text begins with a sign of YAML's.
+_BEGUN = ("while scanning an alias", "while scanning an anchor", "while parsing a tag")
+_ESCAPE = 'write it as an escape in double quotes, such as "\\x07"'
+_SPACES = "indent with spaces"
 _QUOTE = 'put text that starts with *, & or ! in quotes: "*.weight"'

@@ -18,12 +18,12 @@ from pydantic.json_schema import SkipJsonSchema
 
 from lowbitcli.containers.stacks import WORDS, Stacking
 from lowbitcli.errors import CheckpointError, RecipeError
-from lowbitcli.recipe.document import did_you_mean, place_of
+from lowbitcli.recipe.document import did_you_mean, place, place_of
 from lowbitcli.recipe.pattern_set import PatternSet
 from lowbitcli.recipe.patterns import Pattern
 from lowbitcli.regex import MAX_NAME
 
-WRONG = 'layout is a mapping of patterns to words, such as {"*.experts.down_proj": in_out}'
+WRONG = 'is a mapping of patterns to words, such as {"*.experts.down_proj": in_out}'
 
 
 class Lie(BaseModel):
@@ -53,12 +53,15 @@ def lies(value: Any) -> Any:
         return value if isinstance(value, tuple) else _several(value)
     found = []
     for pattern, words in value.items():
-        text = " ".join(words.split()) if isinstance(words, str) else words
+        if not isinstance(words, str):
+            message = f"layout of {str(pattern)!r} is a word, such as in_out"
+            raise RecipeError(message, where=place(value, [pattern]) or place_of(pattern))
+        text = " ".join(words.split())
         if text not in WORDS:
             raise RecipeError(
-                f"layout {str(words)[:80]!r} is unknown",
+                f"layout {str(words[:80])!r} is unknown",
                 where=place_of(words) or place_of(pattern),
-                hint=did_you_mean(str(words), WORDS),
+                hint=did_you_mean(words, WORDS),
             )
         found.append({"pattern": pattern, "words": str(text), "where": place_of(pattern)})
     return tuple(found)

@@ -41,7 +41,7 @@ class Threshold(BaseModel):
             if key not in known:
                 message = f"key {str(key)!r} is unknown"
                 raise RecipeError(message, where=place_of(key), hint=did_you_mean(key, known))
-        if not {"fail_under_db", "max_rel_error"} & value.keys():
+        if all(value.get(key) is None for key in ("fail_under_db", "max_rel_error")):
             message = "a threshold has a fail_under_db, a max_rel_error, or both"
             raise RecipeError(message, where=place_of(value))
         return {**value, "where": place_of(value)}

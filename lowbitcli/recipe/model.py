@@ -170,11 +170,13 @@ class Recipe(BaseModel):
         chosen = data.get("defaults")
         where = place(value, ["quantize"])
         listed = dict.fromkeys(_listed(data, "quantize", where), "quantize")
-        for name in [*(chosen if isinstance(chosen, dict) else ()), *listed]:
+        said = chosen if isinstance(chosen, dict) else {}
+        for name in [*said, *listed]:
             _known(name, known, "kept kind")
         data.pop("quantize", None)
-        if listed:
-            data["defaults"] = {**(chosen or {}), **listed}
+        _refuse_both(said, listed)
+        if listed and (chosen is None or isinstance(chosen, dict)):
+            data["defaults"] = {**said, **listed}
         if data.get("fake") is True:
             _refuse_constants(value)
         return data
@@ -230,6 +232,14 @@ class Recipe(BaseModel):
         return base.model_copy(update=mine)
 
 
+def _refuse_both(said: dict[str, Any], listed: dict[str, str]) -> None:
+    """Raise RecipeError where `defaults` keeps a kind that `quantize` lists."""
+    for name in listed:
+        if said.get(name) == "keep":
+            message = f"defaults keeps {name!s}, and quantize lists them"
+            raise RecipeError(message, where=place(said, [name]), hint="leave one of them out")
+
+
 def _refuse_constants(value: dict[str, Any]) -> None:
     """Raise RecipeError where a recipe whose numbers are stored as they are has scales of
     activations."""
@@ -254,14 +264,15 @@ def _listed(data: dict[str, Any], key: str, where: str = "") -> list[Any]:
 
 def _without_synonyms(value: dict[str, Any], synonyms: dict[str, str]) -> dict[str, Any]:
     data: dict[str, Any] = {}
+    written: dict[str, str] = {}
     for key, item in value.items():
         name = synonyms.get(key, key)
         if item is None:
             continue
         if name in data:
-            message = f"{str(key)!r} and {name!r} mean the same: write one of them"
+            message = f"{written[name]!r} and {str(key)!r} mean the same: write one of them"
             raise RecipeError(message, where=place_of(key))
-        data[name] = item
+        data[name], written[name] = item, str(key)
     return data
 
 

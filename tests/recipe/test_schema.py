@@ -72,6 +72,8 @@ UNTOLD = {
     "unknown base": "what recipes there are",
     **dict.fromkeys((name for name in BAD if "glob" in name), "patterns"),
     "bad regex": "patterns",
+    "kept and quantized": "that two keys say of the same kind",
+    "threshold that is left empty": "that null is nothing",
     "group of one": "names that are the same without .weight",
 }
 MORE = {
