@@ -1,6 +1,7 @@
 """What a run of a plan will need of the machine: disk to the byte, memory about.
 
-    memory = what a process with torch holds + elements of the largest job * bytes an element takes
+    memory = what a process with torch holds + what the plan and the journal hold of each weight
+             + elements of the largest job * bytes an element takes
 
 A job of more than a slice for each thread takes that much and what is held between two passes, and
 nothing takes more than the cap. The bytes of an element were measured, temporaries of the
@@ -17,6 +18,7 @@ from lowbitcli.checkpoint.manifest import HASH_DIGITS, MANIFEST
 from lowbitcli.plan.nouns import Plan, made_of
 
 BASE = 300_000_000
+PER_WEIGHT, PER_COPY = 10_000, 4_000  # 30,000 weights of NVFP4 took 294 MB more than few do
 CAP = 2 << 30  # --max-memory where it is not given
 SLICE, BAND = 1 << 19, 128  # elements that a thread works on; at least this many rows
 PER_ELEMENT = {"nvfp4": 34, "mxfp8": 13, "fp8_tensor": 8, "fp8_channel": 8}
@@ -29,9 +31,11 @@ ON_GPU_PER_ELEMENT = 4  # of the GPU's memory
 
 def memory(plan: Plan, cap: int | None = None, *, gpu: bool = False) -> int:
     """Return about how many bytes of memory a run takes at its peak, within `cap`."""
+    copies = sum(weight.copies for weight in plan.weights)
+    known = PER_COPY * copies + PER_WEIGHT * (len(plan.weights) - copies)
     if gpu:
         slices = GPU_PER_ELEMENT * _at_once(plan, GPU_THREADS, GPU_SLICE)
-        return min(cap or CAP, GPU_BASE + slices)
+        return min(cap or CAP, GPU_BASE + known + slices)
     most, threads = 0, len(os.sched_getaffinity(0))
     for job in plan.jobs:
         names = [w.target or w.source for w in job.weights if not w.copies]
@@ -41,7 +45,7 @@ def memory(plan: Plan, cap: int | None = None, *, gpu: bool = False) -> int:
         cut = threads * max(SLICE, BAND * wide)
         held = 0 if numel <= cut else job.bytes_in
         most = max(most, cost * min(numel, cut) + held)
-    return min(cap or CAP, BASE + most)
+    return min(cap or CAP, BASE + known + most)
 
 
 def gpu_memory(plan: Plan, cap: int | None = None) -> int:

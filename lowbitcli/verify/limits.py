@@ -4,6 +4,7 @@ how much of it to look at."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lowbitcli.errors import UsageError
 from lowbitcli.plan.source import Source
 from lowbitcli.recipe import Consumer
 from lowbitcli.recipe.limits import Limits, Threshold
@@ -24,6 +25,16 @@ class Demands:
     thresholds: Sequence[Threshold] = ()
     consumers: Sequence[Consumer] = ()
     sample: Sample | None = None
+
+    def __post_init__(self) -> None:
+        """Raises:
+        UsageError: a limit of no error, or of one below.
+        """
+        most = self.max_rel_error
+        if most is not None and not most > 0:
+            raise UsageError(
+                f"--max-rel-error is above 0, not {most:g}", hint="--max-rel-error 0.1"
+            )
 
     @property
     def needs_source(self) -> bool:

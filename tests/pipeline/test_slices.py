@@ -219,7 +219,7 @@ def test_the_plan_says_so(tmp_path):
     for rows in (64, 1 << 14, 1 << 22):
         path = zeros(tmp_path / f"{rows}.safetensors", rows, 4096)
         needed.append(need.memory(plan_quantize(path, None, Request(scheme="nvfp4"))))
-    assert needed[0] == need.BASE + 34 * 64 * 4096
+    assert needed[0] == need.BASE + need.PER_WEIGHT + 34 * 64 * 4096
     assert needed[0] < needed[1] < needed[2] == need.CAP == memory.DEFAULT
     assert needed[1] < need.BASE + 34 * (1 << 14) * 4096
 

@@ -52,14 +52,14 @@ def test_no_note_where_all_is_well(tmp_path):
 
 
 @pytest.mark.parametrize(("scheme", "cost"), [("nvfp4", 34), ("mxfp8", 13), ("fp8", 8)])
-def test_memory_is_that_of_the_largest_job(tmp_path, scheme, cost):
+def test_memory_is_that_of_the_largest_job_and_of_each_weight(tmp_path, scheme, cost):
     tensors = {
         LAYER + "mlp.down_proj.weight": weight(64, 64),
         LAYER + "self_attn.o_proj.weight": weight(32, 64),
         "lm_head.weight": weight(1024, 64),
     }
     plan = planned(tmp_path, tensors, scheme=scheme)
-    assert need.memory(plan) == 300_000_000 + cost * 64 * 64
+    assert need.memory(plan) == 300_000_000 + 2 * 10_000 + 4_000 + cost * 64 * 64
     assert tables.plan_document(plan)["memory_about"] == need.memory(plan)
 
 

@@ -28,6 +28,12 @@ def test_a_relative_error_needs_a_source(planted):
         planted.verify(planted.made("nvfp4", "lowbit"), source=False, max_rel_error=0.1)
 
 
+@pytest.mark.parametrize("limit", [-1.0, 0.0, 1e-400])
+def test_a_limit_that_is_none(planted, limit):
+    with pytest.raises(UsageError, match="--max-rel-error is above 0"):
+        planted.verify(planted.made("nvfp4", "lowbit"), max_rel_error=limit)
+
+
 def recipe(folder, text):
     path = folder / "r.yaml"
     path.write_text(f'rules: [{{match: "*", scheme: nvfp4}}]\nthresholds:\n{text}\n')
