@@ -408,7 +408,7 @@ def report_diff(
     from lowbitcli.report import sides
 
     if output is not None:
-        report.check_path(output)
+        report.check_path(output, (a, b))
     found = report.diff(report.read(a), report.read(b), (str(a), str(b)))
     if output is not None:
         report.write_diff(found, output)

@@ -131,5 +131,5 @@ def write_curve(found: Found, path: str | os.PathLike[str]) -> None:
         UsageError, OutputError: see `check_path`; OutputError also where writing fails.
     """
     path = Path(path)
-    check_path(path)
-    put(SUFFIXES[path.suffix.lower()](found), path)
+    target = check_path(path)
+    put(SUFFIXES[path.suffix.lower()](found), target)

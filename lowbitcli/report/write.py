@@ -1,16 +1,20 @@
 """Write a report, by the suffix of its name: `.html`, `.md` or `.json`.
 
-It appears whole or not at all: written beside its place under a name of its own, then renamed.
+It appears whole or not at all: written beside its place under a name of its own, then renamed. A
+file that is there is replaced only where it is a report, so that a slip of the keys costs nobody a
+config.
 """
 
 import contextlib
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lowbitcli.errors import OutputError, UsageError
+from lowbitcli.report.heads import BYTES, is_report
 from lowbitcli.report.markdown import markdown
 from lowbitcli.report.page import page
 from lowbitcli.tensors import safe
@@ -29,20 +33,52 @@ SUFFIXES: Mapping[str, Callable[[Verification], str]] = {
 }
 
 
-def check_path(path: Path) -> None:
-    """Refuse a report's path that cannot be written, before an hour is spent on what it tells.
+def check_path(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Path:
+    """Refuse a report's path that cannot be written, before an hour is spent on what it tells, or
+    at which is what is no report, or one of the `inputs`; return where it leads by links.
 
     Raises:
-        UsageError: its suffix is none of SUFFIXES, or it is a directory.
-        OutputError: its folder is not there.
+        UsageError: its suffix is none of SUFFIXES, or a file is there that must not be lost.
+        OutputError: something is there that is no file, or its folder is not there.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        known = ", ".join(SUFFIXES)
-        raise UsageError(f"no report can be written to {safe(str(path))}", hint=f"use {known}")
-    if path.is_dir():
-        raise UsageError(f"{safe(str(path))} is a directory", hint="name a file for the report")
-    if not path.parent.is_dir():
-        raise OutputError(f"{safe(str(path.parent))} is no directory", hint="make it first")
+    shown, target = safe(str(path)), Path(os.path.realpath(path))
+    is_link = os.path.islink(path)
+    named = f"{shown}, a link to {safe(str(target))}," if is_link else shown
+    with _os_errors(shown):
+        mode = _mode(target)
+        if mode is not None and not stat.S_ISREG(mode):
+            what = "a directory" if stat.S_ISDIR(mode) else "no file but a device, pipe or socket"
+            raise OutputError(f"{named} is {what}", hint="name a file for the report")
+        if path.suffix.lower() not in SUFFIXES:
+            known = ", ".join(SUFFIXES)
+            raise UsageError(f"no report can be written to {shown}", hint=f"use {known}")
+        folder = (target if is_link else path).parent
+        if not folder.is_dir():
+            raise OutputError(f"{safe(str(folder))} is no directory", hint="make it first")
+        if mode is not None:
+            _check_old(target, named, inputs)
+    return target
+
+
+def _mode(target: Path) -> int | None:
+    try:
+        return target.lstat().st_mode  # a link that is left is one of a loop
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _check_old(target: Path, named: str, inputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Refuse to replace a file that is an input, or no report."""
+    for one in inputs:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samefile(one, target):
+                message = f"{named} is {safe(str(one))}, which is to be read"
+                raise UsageError(message, hint="name another file for the report")
+    with target.open("rb") as file:
+        head = file.read(BYTES)
+    if not is_report(head):
+        message = f"{named} is there and is no report of lowbit"
+        raise UsageError(message, hint="only a report is replaced: name another file")
 
 
 def write(found: Verification, path: str | os.PathLike[str]) -> None:
@@ -52,8 +88,8 @@ def write(found: Verification, path: str | os.PathLike[str]) -> None:
         UsageError, OutputError: see `check_path`; OutputError also where writing fails.
     """
     path = Path(path)
-    check_path(path)
-    put(SUFFIXES[path.suffix.lower()](found), path)
+    target = check_path(path)
+    put(SUFFIXES[path.suffix.lower()](found), target)
 
 
 def put(text: str, path: Path) -> None:
@@ -62,10 +98,16 @@ def put(text: str, path: Path) -> None:
     Raises:
         OutputError: writing fails.
     """
-    try:
+    with _os_errors(safe(str(path))):
         _replace(path, text.encode())
+
+
+@contextlib.contextmanager
+def _os_errors(shown: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        message = f"{safe(str(path))}: {error.strerror or error}"
+        message = f"{shown}: {error.strerror or error}"
         raise OutputError(message, hint="name another place for the report") from error
 
 

@@ -151,7 +151,7 @@ def test_an_empty_verification_can_be_told():
 @pytest.mark.parametrize("suffix", [".html", ".md", ".json", ".HTML"])
 def test_a_report_is_written_over_an_old_one(tmp_path, suffix):
     path = tmp_path / f"r{suffix}"
-    path.write_text("old")
+    path.write_text(SUFFIXES[suffix.lower()](found(target="before")))
     report.write(found(), path)
     assert path.read_text() == SUFFIXES[suffix.lower()](found())
     assert os.listdir(tmp_path) == [path.name]
@@ -173,7 +173,7 @@ def test_an_unknown_suffix_is_refused(tmp_path, name):
 
 def test_a_directory_is_refused(tmp_path):
     (tmp_path / "r.html").mkdir()
-    with pytest.raises(UsageError, match="is a directory"):
+    with pytest.raises(OutputError, match="is a directory"):
         report.write(found(), tmp_path / "r.html")
 
 
@@ -184,15 +184,16 @@ def test_a_folder_that_is_not_there_is_an_output_error(tmp_path):
 
 def test_a_disk_that_is_full_leaves_the_old_report(tmp_path, monkeypatch):
     path = tmp_path / "r.html"
-    path.write_text("old")
+    report.write(found(), path)
+    old = path.read_bytes()
 
     def full(fd):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left"):
-        report.write(found(), path)
-    assert path.read_text() == "old"
+        report.write(found(target="after"), path)
+    assert path.read_bytes() == old
     assert os.listdir(tmp_path) == ["r.html"]
 
 

@@ -114,7 +114,7 @@ def test_long_lists_end_with_how_many_more(monkeypatch):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_it_is_written_over_an_old_one(tmp_path, suffix):
     path = tmp_path / f"d{suffix}"
-    path.write_text("old")
+    path.write_text(SUFFIXES[suffix](compared(found(), of())))
     one = compared(found(), found())
     write_diff(one, path)
     assert path.read_text() == SUFFIXES[suffix](one)
