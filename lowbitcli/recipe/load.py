@@ -109,11 +109,22 @@ def _find(name: str, where: str, beside: Path) -> tuple[Path, str, bool]:
         exists = path.is_file()
     except (OSError, ValueError):
         exists = False
-    if exists or (is_path and "\0" not in name):
+    if exists or (is_path and "\0" not in name and not _is_directory(path)):
         return path, str(path), False
+    if _is_directory(path):
+        message = f"{name!r} is a directory, and no recipe"
+        hint = "" if where else "a recipe is named first, then a checkpoint"
+        raise RecipeError(message, where=where, hint=hint)
     raise RecipeError(
         f"no recipe is called {name!r}", where=where, hint=did_you_mean(name, shelved)
     )
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _validated(data: Mapping) -> Recipe:

@@ -15,6 +15,7 @@ from lowbitcli.recipe import Rule
 from lowbitcli.recipe.document import Text
 from lowbitcli.recipe.model import SUGAR
 from lowbitcli.schemes import scheme
+from lowbitcli.tensors import safe
 
 KEEP = "keep"
 USUAL = "nvfp4,mxfp8,fp8,keep"
@@ -90,6 +91,10 @@ def _candidate(word: str) -> Candidate:
     if word == KEEP:
         return Candidate(word, Rule.model_validate({"match": everything(), "keep": True}))
     name, colon, scale = word.partition(":")
+    if name.lower() == KEEP:
+        raise UsageError(f"{safe(word)} is no scheme", hint=f"{KEEP} leaves weights as they are")
+    if colon and name in SUGAR:
+        raise UsageError(f"{name} has its scale rule already", hint=f"--schemes {name}")
     if word in SUGAR:
         name, scale = SUGAR[word]
     chosen = scheme(name)

@@ -176,7 +176,8 @@ def _too_few(wanted: Wanted, elements: int, least: int, rest: int) -> UsageError
     else:
         message = f"{wanted.size} bytes are too few: the least is {least + rest}{floor}"
         hint = f"--size {least + rest}"
-    return UsageError(message, hint=f"{hint}, or --schemes with fewer bits")
+    other = "--schemes with fewer bits" if wanted.floor_db is None else "a lower --floor-db"
+    return UsageError(message, hint=f"{hint}, or {other}")
 
 
 def _said(checkpoint: Checkpoint, known: Paper, found: Found, solution: Solution) -> Chosen:

@@ -367,6 +367,11 @@ def test_missing_files_and_names(tmp_path):
         load("fp8_dynamic")
     assert caught.value.message == "no recipe is called 'fp8_dynamic'"
     assert caught.value.hint == "did you mean fp8-dynamic?"
+    (tmp_path / "r.yaml").mkdir()
+    for name in (tmp_path, tmp_path / "r.yaml"):
+        with pytest.raises(RecipeError, match="is a directory, and no recipe") as caught:
+            load(str(name))
+        assert caught.value.hint == "a recipe is named first, then a checkpoint"
     for name in ("", "defaults", "\0", "a/\0", "x" * 5000):
         with pytest.raises(RecipeError):
             load(name)

@@ -103,8 +103,9 @@ def test_a_budget_below_the_least_is_told_with_the_least(tmp_path):
     least = float(told.value.message.split()[-1])
     assert f"--bits {least}" in told.value.hint
     assert set(choose(source, bits=least).chosen.names) == {"nvfp4"}
-    with pytest.raises(UsageError, match=r"the least is \d\.\d+ with 21 dB or more"):
+    with pytest.raises(UsageError, match=r"the least is \d\.\d+ with 21 dB or more") as told:
         choose(source, bits=least, floor_db=21)
+    assert told.value.hint.endswith(", or a lower --floor-db")
     with pytest.raises(UsageError, match="bytes are too few: the least is") as told:
         choose(source, size=1000)
     size = int(told.value.message.split()[-1])

@@ -175,6 +175,9 @@ def test_what_is_named_again_is_told_of(asked, said):
     [
         ("nvfp5", "no scheme is called 'nvfp5'"),
         ("nvfp4:best", "nvfp4 has no scale rule 'best'"),
+        ("nvfp4_mse:amax", "nvfp4_mse has its scale rule already"),
+        ("Keep", "Keep is no scheme"),
+        ("keep:mse", "keep:mse is no scheme"),
         (" , ", "no scheme to choose from"),
     ],
 )
