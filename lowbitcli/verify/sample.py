@@ -16,7 +16,6 @@ import xxhash
 
 from lowbitcli.errors import UsageError
 from lowbitcli.plan.source import Source
-from lowbitcli.tensors import safe
 from lowbitcli.verify.nouns import Step
 
 _NUMBERS = re.compile(r"[0-9]{1,9}")
@@ -67,13 +66,13 @@ class Sample:
 
 
 def sampled(sample: Sample | None, looked: Source, ours: Source) -> list[Step]:
-    """Say which tensors are looked at, where it is not all of them."""
+    """Say how many tensors are looked at, where it is not all of them; `document` has the names."""
     if sample is None:
         return []
     what = f"a sample is looked at: {sample.share:.4g} of each kind (tensors)"
-    told = ", ".join(safe(name) for name in looked.weights)
-    note = f"seed {sample.seed}, of {len(ours.weights):,}: {told}"
-    return [Step(what, len(looked.weights), note=note)]
+    number = len(looked.weights)
+    note = f"of {len(ours.weights):,}, seed {sample.seed}: {number:,} looked at"
+    return [Step(what, number, note=note)]
 
 
 def document(sample: Sample | None, looked: Source) -> dict[str, Any] | None:

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from lowbitcli import report
+from lowbitcli.containers.plain import PLAIN
 from lowbitcli.errors import OutputError, UsageError
+from lowbitcli.plan.source import Source
 from lowbitcli.report.markdown import markdown
 from lowbitcli.report.page import page
 from lowbitcli.report.write import SUFFIXES, document
-from lowbitcli.verify import WARN, Kept, Problem, Verification
+from lowbitcli.verify import WARN, Kept, Problem, Sample, Verification
+from lowbitcli.verify.sample import document as described
+from lowbitcli.verify.sample import sampled
 from tests.report.made import HOSTILE, Page, found, hostile, row
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"
@@ -134,6 +138,20 @@ def test_thirty_thousand_weights_make_a_page_that_is_no_larger():
     assert "29800 better weights are not listed here" in seen
     assert "and 2800 more" in seen and "layers and 0 kinds that are better" in seen
     assert "norm: 30000" in seen and "and 29600 more" in seen
+
+
+def test_a_page_of_a_sample_of_thirty_thousand_tensors_is_no_larger_than_300_kb():
+    """Who was looked at stands in the JSON alone."""
+    names = [f"model.layers.{n // 7}.mlp.experts.{n}.down_proj.weight" for n in range(30_000)]
+    ours = Source(PLAIN, dict.fromkeys(names), (), {})  # type: ignore[arg-type]
+    looked = replace(ours, weights=dict.fromkeys(names[::2]))
+    (step,) = sampled(Sample(0.5), looked, ours)
+    assert step.note[:99] == "of 30,000, seed 0: 15,000 looked at"
+    told = {"checks": (step.check,), "sample": described(Sample(0.5), looked)}
+    one = replace(many(1000), **told)
+    assert len(page(one).encode()) < 300_000 and len(markdown(one)) < 300_000
+    assert max(map(len, markdown(one).splitlines())) < 2000
+    assert json.loads(document(found(**told)))["sample"]["tensors"] == names[::2]
 
 
 def test_long_lists_end_with_how_many_more():
