@@ -15,7 +15,7 @@ import torch
 from lowbit_kernels.error import Sums
 from lowbitcli.checkpoint.manifest import digest_of
 from lowbitcli.checkpoint.reader import Checkpoint
-from lowbitcli.errors import DeviceError
+from lowbitcli.errors import DeviceError, NonFiniteError
 from lowbitcli.pipeline import memory
 from lowbitcli.pipeline.arithmetic import device_of
 from lowbitcli.pipeline.crew import Crew, Step
@@ -26,6 +26,8 @@ from lowbitcli.plan.importance import Importance
 from lowbitcli.plan.nouns import Job, Plan
 from lowbitcli.search.bundle import Bundle, Room, bytes_of, total_of
 from lowbitcli.tensors import safe
+
+_FINITE = "only finite weights can be measured; `nonfinite: keep` is for a recipe of your own"
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,10 @@ class _Pass:
 def _within_memory(work: Callable[[], None], name: str) -> None:
     try:
         work()
+    except NonFiniteError as error:
+        if "--nonfinite" not in error.hint:
+            raise
+        raise NonFiniteError(error.message, hint=_FINITE) from error
     except torch.OutOfMemoryError as error:
         raise DeviceError(
             f"the device has too little memory for {safe(name)}", hint="--device cpu"

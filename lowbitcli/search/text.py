@@ -81,7 +81,7 @@ def _head(found: Found, solution: Solution) -> list[str]:
         f"budget   {budget}{floor}; schemes {told(found.candidates)}",
         f"reached  {bits:.4f} bits for each of {found.elements} weights, scales counted",
         f"error    {solution.error:.6g} = sum of {squares} over {found.matrices} matrices: "
-        f"{found.db(solution.error):.2f} dB",
+        f"{told_db(found.db(solution.error))}",
         *(f"without  {name}: {safe(why)}" for name, why in found.left_out.items()),
         *([f"weighed  h by {safe(found.importance)}"] if found.importance else []),
         f"gap      {gap}",
@@ -162,6 +162,11 @@ def _measure(score: Score, name: str) -> str:
     return f"{_db(choice.least_db)}{'' if name in score.choices else ' (low)'}"
 
 
+def told_db(value: float) -> str:
+    """Return decibels with their unit, or that nothing is lost."""
+    return f"{value:.2f} dB" if math.isfinite(value) else "exact"
+
+
 def _db(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "exact"
 
@@ -188,4 +193,6 @@ def shares(found: Found, elements: Mapping[str, int]) -> str:
     )
 
 
-__all__ = ["aligned", "percent", "quoted", "recipe_name", "shares", "table", "text", "thinned"]
+__all__ = [
+    "aligned", "percent", "quoted", "recipe_name", "shares", "table", "text", "thinned", "told_db",
+]  # fmt: skip

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from lowbitcli.search.nouns import Choice, Found, Point, Score
-from lowbitcli.search.text import CURVE, aligned, percent, shares, thinned
+from lowbitcli.search.text import CURVE, aligned, percent, shares, thinned, told_db
 
 _BAR = 24  # characters of the longest bar
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -45,7 +45,7 @@ def summary(found: Found) -> list[str]:
     gap = "the least there is" if solution.gap == 0 else f"at most {percent(solution.gap)} above it"
     return [
         f"{found.bits(solution.cost):.4f} bits for each of {found.elements:,} weights, "
-        f"{found.db(solution.error):.2f} dB over {found.matrices} matrices; error: {gap}",
+        f"{told_db(found.db(solution.error))} over {found.matrices} matrices; error: {gap}",
         f"{found.bytes_in / 1e6:,.1f} MB become {chosen.bytes_out / 1e6:,.1f} MB, "
         f"with what is kept ({found.container})",
     ]

@@ -80,3 +80,13 @@ def test_names_that_look_like_patterns_and_layers_that_are_drafts(tmp_path):
     plan = api.plan_quantize(source, None, api.Request(recipe=path))
     assert len(plan.quantized) == len(found.scores) == 6
     assert plan.bits_per_weight == pytest.approx(found.bits(found.chosen.solution.cost))
+
+
+def test_weights_of_which_nothing_is_lost_are_exact(tmp_path, lowbit):
+    zero = weight(64, 64) * 0
+    source = single(tmp_path / "m", {"a.weight": zero, "b.weight": zero})
+    said = lowbit("recipe", "auto", source, "--bits", "5", "-o", tmp_path / "r.yaml")
+    assert said.code == 0
+    assert "weights, exact over 2 matrices" in said.out
+    text = (tmp_path / "r.yaml").read_text()
+    assert "over 2 matrices: exact" in text and "inf" not in text

@@ -112,8 +112,10 @@ def test_a_weight_with_nan_is_named(tmp_path):
     tensors = read(source)
     tensors["model.layers.0.self_attn.v_proj.weight"][3, 5] = float("nan")
     bad = single(tmp_path / "n", tensors)
-    with pytest.raises(NonFiniteError, match=r"v_proj\.weight holds 1 NaN.*\(3, 5\)"):
+    with pytest.raises(NonFiniteError, match=r"v_proj\.weight holds 1 NaN.*\(3, 5\)") as told:
         measured(bad)
+    assert "--nonfinite" not in told.value.hint  # which is no option of recipe auto
+    assert "`nonfinite: keep`" in told.value.hint
 
 
 def test_a_signal_stops_it_between_two_steps(tmp_path):
