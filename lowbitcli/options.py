@@ -47,7 +47,9 @@ def _names(room: str, table: str) -> Callable[[str], list[str]]:
 def _option(flags: str, variable: str, help_text: str, **more: Any) -> Any:
     """Return an option with its environment variable, which docs/cli.md lists."""
     envvar = f"LOWBIT_{variable}" if variable else None
-    return typer.Option(*flags.split(), envvar=envvar, help=help_text, show_default=False, **more)
+    # What cannot be read is no wrong command line, and whoever reads it says so.
+    more = {"show_default": False, "readable": False, **more}
+    return typer.Option(*flags.split(), envvar=envvar, help=help_text, **more)
 
 
 # Not a Path, which would make one slash of the two of an address, which is then not known as one.
@@ -232,7 +234,9 @@ Verbose = Annotated[bool, _option("--verbose -v", "VERBOSE", "list every tensor"
 
 DtypeName = Annotated[Dtype, _option("--dtype", "DTYPE", "what to write [bf16]")]
 Shared = Annotated[Path, typer.Argument(metavar="OUT", help="what the shares are shares of")]
-Checked = Annotated[Path, typer.Argument(metavar="DST", help="the checkpoint to check")]
+Checked = Annotated[
+    Path, typer.Argument(metavar="DST", help="the checkpoint to check", readable=False)
+]
 Against = Annotated[Path | None, _option("--against", "", "the source that it was made from")]
 Report = Annotated[
     str | None,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lowbitcli.checkpoint import directory, strict_json
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.shard_index import INDEX_SUFFIX
-from lowbitcli.errors import CheckpointError
+from lowbitcli.errors import CheckpointError, OutputError
 
 _SLICE = 8 << 20
 _MOST = 1 << 30  # larger ones are not what stands beside weights
@@ -45,7 +45,7 @@ def check(checkpoint: Checkpoint, beside: Mapping[str, str]) -> Iterator[Changed
         try:
             path = directory.inside(checkpoint.root, name)
             raw = strict_json.read_bytes(path, name, _MOST)
-        except CheckpointError as error:
+        except (CheckpointError, OutputError) as error:
             yield Changed(name, error.message, matters)
             continue
         if hashlib.sha256(raw).hexdigest() != expected:

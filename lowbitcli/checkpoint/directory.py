@@ -23,7 +23,7 @@ from typing import Any
 
 from lowbitcli.checkpoint import shard_index, strict_json
 from lowbitcli.checkpoint.shard_index import INDEX_SUFFIX, SUFFIX
-from lowbitcli.errors import CheckpointError
+from lowbitcli.errors import CheckpointError, OutputError
 from lowbitcli.tensors import safe
 
 CONFIG = "config.json"
@@ -230,7 +230,7 @@ def beside(root: Path, name: str) -> dict[str, Any] | None:
     try:
         present = [name] if (root / name).is_file() else []
         return document(root, present, name, strict_json.MAX_CONFIG)
-    except (CheckpointError, OSError):
+    except (CheckpointError, OutputError, OSError):
         return None
 
 

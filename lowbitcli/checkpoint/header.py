@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lowbitcli.checkpoint import strict_json
+from lowbitcli.checkpoint.unread import unread
 from lowbitcli.errors import CheckpointError, UnsupportedError
 from lowbitcli.tensors import DTYPES, Shape, TensorSpec, nbytes, safe
 
@@ -63,12 +64,13 @@ def read(path: Path) -> Header:
 
     Raises:
         CheckpointError: no regular file, unreadable, or not a flawless safetensors file.
+        OutputError: there is no permission to read it.
     """
     where = safe(str(path))
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise CheckpointError(f"{where}: cannot be opened: {error.strerror}") from error
+        raise unread(where, error, "cannot be opened") from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
@@ -190,7 +192,7 @@ def _pread(fd: int, count: int, offset: int, where: str) -> bytes:
             count -= len(piece)
             offset += len(piece)
     except OSError as error:
-        raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
+        raise unread(where, error, "cannot be read") from error
     return b"".join(pieces)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from lowbitcli.checkpoint import directory, strict_json
 from lowbitcli.checkpoint.header import Header, read_from
 from lowbitcli.checkpoint.runs import Span, fill, neighbours
+from lowbitcli.checkpoint.unread import unread
 from lowbitcli.errors import CheckpointError, UsageError
 from lowbitcli.tensors import TensorSpec, safe
 
@@ -83,6 +84,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: there is nothing there, or nothing that can be trusted.
+            OutputError: there is no permission to read it.
             UsageError: the path is an address.
         """
         text = os.fspath(path)
@@ -91,9 +93,10 @@ class Checkpoint:
         checkpoint = cls(Path(text))
         try:
             mode = os.stat(text).st_mode
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "not a path"
-            raise CheckpointError(f"{safe(text)}: {reason}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{safe(text)}: not a path") from error
+        except OSError as error:
+            raise unread(safe(text), error) from error
         checkpoint.is_directory = stat.S_ISDIR(mode)
         if checkpoint.is_directory:
             checkpoint._open_directory(strict)
@@ -158,7 +161,7 @@ class Checkpoint:
         except EOFError:
             raise _changed(where) from None
         except OSError as error:
-            raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
+            raise unread(where, error, "cannot be read") from error
         if _Identity.of(fd) != self._identities[file]:
             raise _changed(where)
 
@@ -179,7 +182,7 @@ class Checkpoint:
         try:
             names = [entry.name for entry in os.scandir(self.root) if not entry.is_dir()]
         except OSError as error:
-            raise CheckpointError(f"{safe(str(self.root))}: {error.strerror}") from error
+            raise unread(safe(str(self.root)), error) from error
         self.manifest = directory.document(
             self.root, names, directory.MANIFEST, strict_json.MAX_LISTING
         )
@@ -311,7 +314,7 @@ def _open(path: str, where: str) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
-        raise CheckpointError(f"{where}: cannot be opened: {error.strerror}") from error
+        raise unread(where, error, "cannot be opened") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise CheckpointError(f"{where}: not a regular file")

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from lowbitcli.checkpoint.unread import unread
 from lowbitcli.errors import CheckpointError
 from lowbitcli.tensors import safe
 
@@ -72,12 +73,13 @@ def read_bytes(path: str | Path, where: str, limit: int) -> bytes:
 
     Raises:
         CheckpointError: it cannot be opened, is no regular file, or is longer.
+        OutputError: there is no permission to read it.
     """
     try:
         # Without O_NONBLOCK a named pipe would wait for a writer for ever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise CheckpointError(f"{where}: cannot be opened: {error.strerror}") from error
+        raise unread(where, error, "cannot be opened") from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         os.close(fd)
@@ -88,7 +90,7 @@ def read_bytes(path: str | Path, where: str, limit: int) -> bytes:
         try:
             return file.read(limit)
         except OSError as error:
-            raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
+            raise unread(where, error, "cannot be read") from error
 
 
 def refuse_depth(value: Any, where: str) -> None:
