@@ -180,14 +180,17 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
 
 def promised(checkpoint: Checkpoint) -> dict[str, str]:
     """Return name -> hash of the tensors that a run wrote into a checkpoint; {} where no manifest
-    tells, or one that was changed."""
+    tells, or one that was changed. Files whose headers are others were written anew since, by a
+    training for one, and are promised by nobody."""
     try:
         found = manifest.of(checkpoint)
     except CheckpointError:
         return {}
     if found is None or not found.intact:
         return {}
-    return {name: one for proof in found.files.values() for name, one in proof.tensors.items()}
+    anew = {one.file for one in manifest.check(checkpoint, found)}
+    kept = (proof for file, proof in found.files.items() if file not in anew)
+    return {name: one for proof in kept for name, one in proof.tensors.items()}
 
 
 def source_hash(checkpoint: Checkpoint, part: Part) -> str:

@@ -334,6 +334,16 @@ def test_what_lowbit_wrote_is_not_taken_damaged(tmp_path, source, container):
     assert dequantize(done.output, tmp_path / "back", device="cpu").output.exists()
 
 
+def test_what_somebody_wrote_anew_since_is_promised_by_nobody(tmp_path, source):
+    """A training may save its weights where dequantized ones were, beside their manifest."""
+    quantize(source, tmp_path / "out", Request(scheme="nvfp4"), device="cpu")
+    plain = dequantize(tmp_path / "out", tmp_path / "plain", device="cpu").output
+    for file in plain.glob("*.safetensors"):
+        trained = {name: tensor * 2 for name, tensor in checkpoints.read(file).items()}
+        checkpoints.write(file, trained, {"format": "pt"})
+    assert quantize(plain, tmp_path / "again", Request(scheme="nvfp4"), device="cpu").errors
+
+
 @pytest.mark.parametrize("fake", [False, True])
 def test_a_weight_of_which_hardly_anything_is_left_is_told(tmp_path, fake):
     tiny = weight(128, 128).float() * 1e-40
