@@ -12,6 +12,8 @@ from lowbitcli.verify.nouns import Problem, Verification, plain
 
 SCHEMA = 1
 ALIKE = 1e-9  # relative; figures that are nearer than this are the same
+# Kinds of problems of a tensor that was to stay as it was, and did not.
+NOT_THE_SOURCE = frozenset({"changed", "dtype", "extra", "shape", "unreadable"})
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Side:
 @dataclass(frozen=True)
 class Change:
     """One tensor that is not alike in both. A scheme is `kept` where it is not quantized, "" where
-    it is not there; an SQNR is infinite where it is kept, None where nobody measured it. `change`
-    is what B has more, in dB."""
+    it is not there; an SQNR is infinite where it is the source's, None where nobody measured it.
+    `change` is what B has more, in dB; `wrong` the kind of problem of one that is kept and not the
+    source's."""
 
     name: str
     scheme_a: str
@@ -48,46 +51,55 @@ class Change:
     bits_a: float | None
     bits_b: float | None
     change: float | None
+    wrong_a: str = ""
+    wrong_b: str = ""
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Two reports: tensors that differ, how many are alike, problems that only one has."""
+    """Two reports: tensors that differ, how many are alike, problems that only one has; and how
+    many tensors are stored alike whose numbers were not looked at for both, so that nobody knows.
+    """
 
     a: Side
     b: Side
     changes: tuple[Change, ...]
     alike: int
+    not_looked_at: int
     problems_a: tuple[Problem, ...]
     problems_b: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A tensor in one report."""
+    """A tensor in one report; `wrong` is why it is kept and not the source's."""
 
     scheme: str = ""
     sqnr_db: float | None = None
     relative: float | None = None
     bits: float | None = None
+    is_looked_at: bool = True
+    wrong: Problem | None = None
 
 
 def diff(a: Verification, b: Verification, names: tuple[str, str]) -> Diff:
     """Return what differs between two reports; `names` is what they are called."""
     left, right = _tensors(a), _tensors(b)
-    changes = [
-        _change(name, left.get(name, _Seen()), right.get(name, _Seen()))
-        for name in left.keys() | right.keys()
-        if not _is_alike(left.get(name, _Seen()), right.get(name, _Seen()))
-    ]
+    changes, alike, unknown = [], 0, 0
+    for name in left.keys() | right.keys():
+        here, there = left.get(name, _Seen()), right.get(name, _Seen())
+        if not _is_stored_alike(here, there):
+            changes.append(_change(name, here, there))
+        elif not (here.is_looked_at and there.is_looked_at):
+            unknown += 1
+        elif _is_near(here.sqnr_db, there.sqnr_db) and _is_near(here.relative, there.relative):
+            alike += 1
+        else:
+            changes.append(_change(name, here, there))
     changes.sort(key=_order)
     return Diff(
-        _side(a, names[0]),
-        _side(b, names[1]),
-        tuple(changes),
-        len(left.keys() | right.keys()) - len(changes),
-        _without(a.problems, b.problems),
-        _without(b.problems, a.problems),
+        *(_side(a, names[0]), _side(b, names[1]), tuple(changes), alike, unknown),
+        *(_without(a.problems, b.problems), _without(b.problems, a.problems)),
     )
 
 
@@ -121,14 +133,24 @@ def _side(found: Verification, report: str) -> Side:
 
 
 def _tensors(found: Verification) -> dict[str, _Seen]:
-    seen = {one.name: _Seen("kept", math.inf, 0.0) for one in found.kept}
+    names = (found.sample or {}).get("tensors")
+    sample = [x for x in names if isinstance(x, str)] if isinstance(names, list | tuple) else None
+    looked, seen = frozenset(sample or ()), {}
+    wrong = {one.tensor: one for one in found.failures if one.kind in NOT_THE_SOURCE}
+    for one in found.kept:
+        is_looked_at = found.source is not None and (sample is None or one.name in looked)
+        is_same = is_looked_at and one.name not in wrong
+        figures = (math.inf, 0.0) if is_same else (None, None)
+        seen[one.name] = _Seen("kept", *figures, None, is_looked_at, wrong.get(one.name))
     for row in found.weights:
         figures = row.figures
+        is_looked_at = found.source is not None and (sample is None or row.name in looked)
         seen[row.name] = _Seen(
             row.scheme or row.how,
             figures.sqnr_db if figures else None,
             figures.relative if figures else None,
             row.bits,
+            is_looked_at or figures is not None,
         )
     return seen
 
@@ -141,14 +163,14 @@ def _change(name: str, a: _Seen, b: _Seen) -> Change:
         name,
         *(a.scheme, b.scheme, a.sqnr_db, b.sqnr_db),
         *(a.relative, b.relative, a.bits, b.bits, change),
+        *("" if one.wrong is None else one.wrong.kind for one in (a, b)),
     )
 
 
-def _is_alike(a: _Seen, b: _Seen) -> bool:
-    return a.scheme == b.scheme and all(
-        _is_near(x, y)
-        for x, y in ((a.sqnr_db, b.sqnr_db), (a.relative, b.relative), (a.bits, b.bits))
-    )
+def _is_stored_alike(a: _Seen, b: _Seen) -> bool:
+    """Is a tensor the same in all that is known of it but for its numbers?"""
+    told = [one.wrong and (one.wrong.kind, one.wrong.message) for one in (a, b)]
+    return a.scheme == b.scheme and _is_near(a.bits, b.bits) and told[0] == told[1]
 
 
 def _is_near(x: float | None, y: float | None) -> bool:
@@ -221,10 +243,16 @@ def row(change: Change) -> tuple[str, ...]:
         change.name,
         change.scheme_a or "not there",
         change.scheme_b or "not there",
-        _decibels(change.sqnr_db_a),
-        _decibels(change.sqnr_db_b),
+        _measured(change.scheme_a, change.sqnr_db_a, change.wrong_a),
+        _measured(change.scheme_b, change.sqnr_db_b, change.wrong_b),
         _signed(change.change),
     )
+
+
+def _measured(scheme: str, sqnr_db: float | None, wrong: str) -> str:
+    if sqnr_db is None and scheme:
+        return wrong or "not measured"
+    return _decibels(sqnr_db)
 
 
 def _decibels(value: float | None) -> str:
@@ -241,8 +269,9 @@ def _signed(change: float | None) -> str:
 
 def summary(found: Diff) -> str:
     """Return in a sentence how much differs."""
-    number = len(found.changes)
-    if not number:
+    number, unknown = len(found.changes), found.not_looked_at
+    if not number and not unknown:
         return f"all {found.alike:,} tensors are alike"
-    verb = "tensor differs" if number == 1 else "tensors differ"
-    return f"{number:,} {verb}, {found.alike:,} are alike"
+    differ = "1 tensor differs" if number == 1 else f"{number:,} tensors differ"
+    text = f"{differ}, {found.alike:,} are alike"
+    return f"{text}, {unknown:,} not looked at in both" if unknown else text

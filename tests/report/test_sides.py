@@ -13,7 +13,7 @@ from lowbitcli.errors import UsageError
 from lowbitcli.report import sides_page, write_diff
 from lowbitcli.report.sides import diff, row, summary, text, totals
 from lowbitcli.report.sides_page import SUFFIXES, markdown, page
-from lowbitcli.verify import Kept, Problem
+from lowbitcli.verify import WARN, Kept, Problem
 from tests.report import made
 from tests.report.made import Page, found, hostile
 
@@ -59,6 +59,62 @@ def test_what_only_one_has_or_keeps_comes_before():
     assert row(now)[3:] == ("20.00 dB", "no error", "no error any more")
     assert row(compared(b, a).changes[2])[-1] == "error where none was"
     assert row(changes["nan"])[-1] == ""
+
+
+def test_a_kept_tensor_that_changed_is_not_alike():
+    kept = (Kept("same", "BF16", (4,), "norm"), Kept("norm", "BF16", (4,), "norm"))
+    wrong = Problem("changed", "norm", "not the source's bytes", "model.safetensors")
+    for kind in ("changed", "dtype", "shape", "extra", "unreadable"):
+        one = compared(of(kept=kept), of(kept=kept, problems=(replace(wrong, kind=kind),)))
+        (change,) = one.changes
+        assert (change.name, change.scheme_a, change.scheme_b) == ("norm", "kept", "kept")
+        assert (change.sqnr_db_a, change.sqnr_db_b, change.relative_b) == (math.inf, None, None)
+        assert (change.wrong_a, change.wrong_b, change.change) == ("", kind, None)
+        assert row(change) == ("norm", "kept", "kept", "no error", kind, "")
+        assert summary(one) == "1 tensor differs, 1 are alike"
+    bad = of(kept=kept, problems=(wrong,))
+    assert summary(compared(bad, bad)) == "all 2 tensors are alike"
+    other = of(kept=kept, problems=(replace(wrong, message="at another byte"),))
+    assert [one.name for one in compared(bad, other).changes] == ["norm"]
+    warned = of(kept=kept, problems=(replace(wrong, severity=WARN),))
+    assert compared(of(kept=kept), warned).changes == ()
+
+
+def test_without_a_source_nothing_is_said_of_numbers():
+    kept = (Kept("norm", "BF16", (4,), "norm"), Kept("x", "BF16", (4,), ""))
+    alone = of(replace(made.row("w"), figures=None), kept=kept, source=None)
+    whole = of(made.row("w"), replace(made.row("x"), figures=None), kept=kept[:1])
+    one = compared(alone, alone)
+    assert (one.changes, one.alike, one.not_looked_at) == ((), 0, 3)
+    assert summary(one) == "0 tensors differ, 0 are alike, 3 not looked at in both"
+    one = compared(alone, whole)
+    (change,) = one.changes
+    assert (change.name, change.sqnr_db_a, change.relative_a) == ("x", None, None)
+    assert row(change) == ("x", "kept", "nvfp4", "not measured", "not measured", "")
+    assert summary(one) == "1 tensor differs, 0 are alike, 2 not looked at in both"
+
+
+def test_what_one_sample_left_out_is_neither_alike_nor_different():
+    kept = tuple(Kept(f"norm{n}", "BF16", (4,), "norm") for n in range(4))
+
+    def some(*numbers, sqnr=20.0):
+        rows = [made.row(f"w{n}", sqnr) for n in range(4)]
+        rows = [x if n in numbers else replace(x, figures=None) for n, x in enumerate(rows)]
+        names = [f"{kind}{n}" for n in numbers for kind in ("w", "norm")]
+        return of(*rows, kept=kept, sample={"share": 0.5, "seed": 0, "tensors": names})
+
+    one = compared(some(0, 1), some(1, 2))
+    assert (one.changes, one.alike, one.not_looked_at) == ((), 2, 6)
+    assert summary(one) == "0 tensors differ, 2 are alike, 6 not looked at in both"
+    one = compared(some(0, 1), some(1, 2, sqnr=25.0))
+    assert [(x.name, x.change) for x in one.changes] == [("w1", 5.0)]
+    assert (one.alike, one.not_looked_at) == (1, 6)
+    whole = of(*(made.row(f"w{n}", 20.0) for n in range(4)), kept=kept)
+    assert (compared(whole, some(3)).alike, compared(some(3), whole).not_looked_at) == (2, 6)
+    other = of(*(made.row(f"w{n}", 20.0, scheme="mxfp8") for n in range(4)), kept=kept)
+    assert len(compared(some(3), other).changes) == 4  # another scheme is one, looked at or not
+    for write in SUFFIXES.values():
+        assert "6 not looked at in both" in write(one) or '"not_looked_at": 6' in write(one)
 
 
 def test_another_scheme_with_the_same_error_is_a_change():
