@@ -5,9 +5,10 @@ import torch
 
 from tests.checkpoints import weight
 from tests.verify.bench import Bench, Fault, relabelled
+from tests.verify.faults_activations import activations
 from tests.verify.faults_consumers import CT, EXTRA, HUB, SERVERS, WRITTEN
 from tests.verify.faults_containers import golden, lose, replace
-from tests.verify.faults_numbers import INPUT, K, Q, V, activations
+from tests.verify.faults_numbers import INPUT, K, Q, V
 from tests.verify.faults_structure import edited
 from tests.verify.planted import DOWN, GATE, UP
 

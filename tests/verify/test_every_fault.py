@@ -17,6 +17,8 @@ from lowbitcli.verify import diagnose, orders, plausible, scales
 from lowbitcli.verify.lint import RULES
 from tests.checkpoints import LAYER, weight
 from tests.verify.bench import Bench, Fault
+from tests.verify.faults_activations import ACTIVATIONS
+from tests.verify.faults_against import AGAINST
 from tests.verify.faults_consumers import CONSUMERS
 from tests.verify.faults_containers import CONTAINERS
 from tests.verify.faults_loaded import LOADED
@@ -27,7 +29,12 @@ from tests.verify.faults_structure import STRUCTURE
 from tests.verify.planted import DOWN
 from tests.verify.sites import sites, watched
 
-LISTS = ([*STRUCTURE, *LOSSES], NUMBERS, [*CONTAINERS, *OF_PEERS], [*CONSUMERS, *LOADED])
+LISTS = (
+    [*STRUCTURE, *AGAINST, *LOSSES],
+    [*NUMBERS, *ACTIVATIONS],
+    [*CONTAINERS, *OF_PEERS],
+    [*CONSUMERS, *LOADED],
+)
 FAULTS = [fault for one in LISTS for fault in one]
 PAGE = Path(__file__).parents[2] / "docs" / "verify-faults.md"
 # Calls that pass on what another function found; those functions are sites, or in PHRASES.
