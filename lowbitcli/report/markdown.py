@@ -53,8 +53,9 @@ def _map(one: layers.Map) -> list[str]:
         (label, *("" if cell is None else cell.text for cell in cells), total)
         for label, cells, total in one.rows
     ]
-    head = (one.stack or "outside of layers", *one.kinds, "all")
-    text = ["## SQNR in dB", table(head, [*rows, ("all", *one.totals, "")])]
+    stack = one.stack or "outside of layers"
+    head = (stack, *one.kinds, "all")
+    text = [f"## SQNR in dB: {_cell(stack)}", table(head, [*rows, ("all", *one.totals, "")])]
     if one.left_out or one.kinds_left_out:
         text.append(f"{one.left_out} better layers and {one.kinds_left_out} kinds are not shown.")
     return text

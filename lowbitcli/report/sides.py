@@ -32,6 +32,8 @@ class Side:
     relative: float | None
     lowest_sqnr_db: float | None
     lowest: str
+    weights: int
+    measured: int
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def _side(found: Verification, report: str) -> Side:
         total.relative if total else None,
         lowest[1].sqnr_db if lowest else None,
         lowest[0].name if lowest else "",
+        *(len(found.weights), len(rows)),
     )
 
 
@@ -210,7 +213,8 @@ def _told(side: Side) -> list[tuple[str, str]]:
         ("verdict", words.verdict_of(side.failures, side.warnings)),
         ("size", words.short(side.bytes_after)),
         ("bits per quantized weight", "" if bits is None else f"{bits:.2f}"),
-        ("SQNR over all weights", _decibels(side.sqnr_db)),
+        ("weights measured", f"{side.measured:,} of {side.weights:,}"),
+        ("SQNR over them", _decibels(side.sqnr_db)),
         ("relative error", words.percent(side.relative)),
         ("lowest SQNR", _decibels(side.lowest_sqnr_db)),
         ("of", side.lowest),

@@ -1,7 +1,7 @@
 """A verification in words and numbers for people, the same for every kind of report."""
 
 import math
-from pathlib import PurePath
+from pathlib import Path
 from typing import NamedTuple
 
 from lowbitcli.report import loss
@@ -67,7 +67,12 @@ def verdict_of(failures: int, warnings: int) -> str:
 
 def title(target: str) -> str:
     """Return a checkpoint's name without the folders that it is in."""
-    return PurePath(target).name or target
+    return Path(place(target)).name or target
+
+
+def place(target: str) -> str:
+    """Return a checkpoint's path, the whole one where it has no name, as `.` has none."""
+    return str(Path(target).resolve()) if Path(target).name in ("", "..") else target
 
 
 def tone(found: Verification) -> str:
@@ -113,7 +118,10 @@ def tiles(found: Verification) -> list[Tile]:
     total = loss.total(figures for _, figures in rows)
     if total is not None:
         note = f"relative error {percent(total.relative)}, {_count(total.number, 'weight')}"
-        tiles.append(Tile("SQNR over all weights", decibels(total.sqnr_db), (note,)))
+        of = (
+            "all" if len(rows) == len(found.weights) else f"{len(rows):,} of {len(found.weights):,}"
+        )
+        tiles.append(Tile(f"SQNR over {of} weights", decibels(total.sqnr_db), (note,)))
     elif not rows:
         why = "no source was named" if found.source is None else "no weight was compared"
         tiles.append(Tile("Loss", "not measured", (why,)))
@@ -128,8 +136,9 @@ def tiles(found: Verification) -> list[Tile]:
 def facts(found: Verification) -> list[tuple[str, str]]:
     """Return what was looked at, how large it is, and with what it was done."""
     summary = found.summary
-    rows = [("checkpoint", found.target), ("container", found.container or "unknown")]
-    rows.append(("source", found.source or "none was named: numbers were not compared"))
+    rows = [("checkpoint", place(found.target)), ("container", found.container or "unknown")]
+    source = place(found.source) if found.source else "none was named: numbers were not compared"
+    rows.append(("source", source))
     if summary.bytes_before is not None:
         rows.append(("size before", size(summary.bytes_before)))
     after = size(summary.bytes_after)

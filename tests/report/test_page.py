@@ -1,6 +1,7 @@
 """What a page is like to read: contrast of its colours, landmarks, headings, tables, folding."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -133,6 +134,35 @@ def test_what_was_put_right_is_told_and_what_was_not():
     many = found(fixed=tuple(f"change {n}" for n in range(1000)))
     assert "and 800 more" in page(many) and "and 800 more" in markdown(many)
     assert "Put right" not in page(found()) + markdown(found())
+
+
+@pytest.mark.parametrize("target", [".", "./", "..", "inner/.."])
+def test_a_checkpoint_that_is_here_is_called_by_its_name(tmp_path, monkeypatch, target):
+    (tmp_path / "model-nvfp4" / "inner").mkdir(parents=True)
+    here = tmp_path / "model-nvfp4"
+    monkeypatch.chdir(here / "inner" if target == ".." else here)
+    one = found(target=target, source=target)
+    parsed = page(one)
+    assert "<h1>model-nvfp4</h1>" in parsed and "&ndash; model-nvfp4</title>" in parsed
+    assert Page(parsed).all_text.count(str(here)) == 2  # checkpoint and source, as evidence
+    assert "| Checked | model-nvfp4 |" in markdown(one)
+    assert "<h1>out</h1>" in page(found()) and str(here) not in page(found())
+
+
+def test_how_many_weights_of_a_sample_were_measured_is_on_the_first_screen():
+    rows = (row("a.1.w"), row("a.2.w"), replace(row("a.3.w"), figures=None))
+    sample = {"share": 0.5, "seed": 0, "tensors": ["a.1.w", "a.2.w"]}
+    for text in (page(found(weights=rows, sample=sample)), markdown(found(weights=rows))):
+        assert "SQNR over 2 of 3 weights" in text and "over all weights" not in text
+    assert "SQNR over all weights" in page(found()) and "SQNR over all weights" in markdown(found())
+
+
+def test_no_two_sections_of_markdown_have_one_name():
+    rows = (row("a.layers.1.w"), row("b_`c`.layers.1.w"), row("lm_head.weight"))
+    headings = re.findall("^#+ .*", markdown(found(weights=rows)), re.M)
+    assert len(set(headings)) == len(headings)
+    assert "## SQNR in dB: a.layers" in headings and "## SQNR in dB: outside of layers" in headings
+    assert r"## SQNR in dB: b\_\`c\`.layers" in headings
 
 
 def test_paper_is_never_dark_and_what_is_wide_lies_across_it():

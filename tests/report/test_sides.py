@@ -117,6 +117,13 @@ def test_what_one_sample_left_out_is_neither_alike_nor_different():
         assert "6 not looked at in both" in write(one) or '"not_looked_at": 6' in write(one)
 
 
+def test_how_many_weights_were_measured_is_told():
+    rows = (made.row("a"), replace(made.row("b"), figures=None))
+    one = compared(of(*rows), of(*rows[:1]))
+    assert ("weights measured", "1 of 2", "1 of 1") in totals(one)
+    assert ((one.a.measured, one.a.weights), one.b.measured) == ((1, 2), 1)
+
+
 def test_another_scheme_with_the_same_error_is_a_change():
     one = compared(of(made.row("a", 20.0)), of(made.row("a", 20.0, scheme="mxfp4")))
     assert [(x.scheme_a, x.scheme_b, x.change) for x in one.changes] == [("nvfp4", "mxfp4", 0.0)]
