@@ -72,7 +72,7 @@ def _check_old(target: Path, named: str, inputs: Iterable[str | os.PathLike[str]
     for one in inputs:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samefile(one, target):
-                message = f"{named} is {safe(str(one))}, which is to be read"
+                message = f"{named} is to be read, not to be replaced"
                 raise UsageError(message, hint="name another file for the report")
     with target.open("rb") as file:
         head = file.read(BYTES)

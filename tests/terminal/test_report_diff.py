@@ -74,7 +74,7 @@ def test_what_is_no_report_is_refused(lowbit, reports):
         (
             (*reports, "-o", reports[0]),
             2,
-            "error: nvfp4.json is nvfp4.json, which is to be read\n\nhint: name another",
+            "error: nvfp4.json is to be read, not to be replaced\n\nhint: name another",
         ),
         ((*reports, "-o", "no/d.md"), 5, "error: no is no directory\n\nhint: "),
         (("nvfp4.json",), 2, "error: Missing argument 'B'"),
