@@ -36,7 +36,7 @@ def container(name: str) -> Container:
     for candidate in CONTAINERS:
         if candidate.name == name:
             return candidate
-    names = [c.name for c in CONTAINERS if c.schemes or c is PLAIN]  # others are only read
+    names = [c.name for c in CONTAINERS if c.writes or c is PLAIN]  # others are only read
     near = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known containers: {', '.join(names)}"
     raise UsageError(f"no container is called {name!r}", hint=hint)
