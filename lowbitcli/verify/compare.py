@@ -120,7 +120,9 @@ def quantized(ours: Rows, theirs: Rows, widening: float | None, each: Map, rule:
     figures = _figures(total, outside, first, clipped, underflow)
     figures = _with_spread(figures, total, spreads, half_gap(scheme.element))
     row = _row(ours.weight, theirs.weight, scheme.name, "quantized", figures)
-    problems = [*_non_finite(ours.weight, total), *_lost(ours.weight, total)]
+    problems = _non_finite(ours.weight, total)
+    if not outside:
+        problems += _lost(ours.weight, total)
     if outside:
         message = f"{outside} of {total.count} elements are not in the interval of their code; "
         file = ours.weight.file
@@ -203,7 +205,9 @@ def unquantized(
     how = "fake" if fake else "dequantized"
     scheme = theirs.weight.scheme.name if theirs.weight.scheme is not None else ""
     figures = _figures(total, None if rounded else wrong, first, 0, 0)
-    problems = [*_non_finite(weight, total), *_lost(weight, total)]
+    problems = _non_finite(weight, total)
+    if not wrong:
+        problems += _lost(weight, total)
     if wrong and first is not None:
         message = f"{wrong} of {total.count} elements are not the source's value in {weight.dtype}"
         message += f", the first at {list(first)}: {told}"
