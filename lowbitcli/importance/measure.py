@@ -25,7 +25,7 @@ from lowbitcli.importance.model import Streamed, transformers
 from lowbitcli.importance.tokens import random_ids, sequences
 from lowbitcli.importance.watch import Seen, Watch
 from lowbitcli.pipeline.arithmetic import device_of
-from lowbitcli.plan.importance import FORMAT, KEY, module_of, stacked_name
+from lowbitcli.plan.importance import FORMAT, KEY, model_of, module_of, stacked_name
 from lowbitcli.plan.nouns import PathLike
 from lowbitcli.tensors import safe
 
@@ -270,12 +270,9 @@ def _is_unseen(name: str, unit: str, seen: Mapping[str, Seen], streamed: Streame
 
 
 def _said(checkpoint: Checkpoint, tokens: int, seed: int, text: PathLike | None) -> dict[str, str]:
-    digest = hashlib.sha256()
-    for name, header in sorted(checkpoint.headers.items()):
-        digest.update(f"{name} {header.size}\n".encode() + header.raw)
     said = {
         KEY: FORMAT,
-        "model": digest.hexdigest(),
+        "model": model_of(checkpoint),
         "tokens": str(tokens),
         "lowbit": __version__,
         "torch": torch.__version__,

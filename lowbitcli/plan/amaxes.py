@@ -62,7 +62,8 @@ class Amaxes:
         for entry, number in _entries(Path(path), name):
             module, kind = _kind(entry)
             if not _is_amax(number):
-                bad.append(f"{safe(entry)} is {number:g}")
+                told = "beyond the range of fp32" if math.isinf(number) else f"{number:g}"
+                bad.append(f"{safe(entry)} is {told}")
             elif module in found[kind]:
                 raise CheckpointError(f"{name}: {safe(entry)} is the second of {safe(module)}")
             found[kind][module] = number

@@ -88,7 +88,7 @@ def build(
     ]
     weighed: tuple[str, ...] = ()
     if conditions.importance is not None:
-        weights, weighed = weighted(weights, conditions.importance)
+        weights, weighed = weighted(weights, conditions.importance, checkpoint)
     weights, scaled = activated(weights, recipe, conditions)
     told = (
         *source.notes,

@@ -105,6 +105,15 @@ class Importance:
         return data
 
 
+def model_of(checkpoint: Checkpoint) -> str:
+    """Return what an importance file names the checkpoint by that it was measured on: a sha256 over
+    its files' names, sizes and headers. Two of the same shapes have the same."""
+    digest = hashlib.sha256()
+    for name, header in sorted(checkpoint.headers.items()):
+        digest.update(f"{name} {header.size}\n".encode() + header.raw)
+    return digest.hexdigest()
+
+
 def module_of(name: str) -> str:
     """Return what a weight's module is called."""
     return name.removesuffix(".weight")
@@ -144,7 +153,7 @@ def weighs(weight: Weight) -> bool:
 
 
 def weighted(
-    weights: Sequence[Weight], importance: Importance
+    weights: Sequence[Weight], importance: Importance, checkpoint: Checkpoint
 ) -> tuple[list[Weight], tuple[str, ...]]:
     """Return the weights with the importance of those whose scales are searched, and what to tell.
 
@@ -171,6 +180,7 @@ def weighted(
     told = [
         f"{having:,} of {len(searched):,} searched weights have their columns weighed by "
         f"{safe(importance.name)} ({safe(importance.told)})",
+        *_foreign(importance, checkpoint),
         *_listed("searched without importance, which the file lacks:", without),
         *_listed(
             f"{safe(importance.name)} has modules that this checkpoint lacks:",
@@ -178,6 +188,15 @@ def weighted(
         ),
     ]
     return found, tuple(told)
+
+
+def _foreign(importance: Importance, checkpoint: Checkpoint) -> list[str]:
+    if importance.said.get("model") in (None, model_of(checkpoint)):
+        return []
+    return [
+        f"{safe(importance.name)} was measured on other files than these: is it the same model, "
+        "stored otherwise?"
+    ]
 
 
 def _listed(what: str, names: Sequence[str]) -> list[str]:

@@ -25,6 +25,7 @@ def notes_on(plan: Plan, recipe: Recipe) -> tuple[str, ...]:
     refused = [weight for weight in kept if _is_refused(weight, schemes)]
     return (
         *_nothing(plan),
+        *_idle(plan, recipe),
         *_refused(refused),
         *_alone(plan, recipe),
         *_mixed_experts(plan),
@@ -94,6 +95,18 @@ def _nothing(plan: Plan) -> list[str]:
     reasons = Counter(weight.kept for weight in plan.weights).most_common(REASONS)
     told = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in reasons)
     return [f"nothing is quantized; most tensors are kept because: {told}"]
+
+
+def _idle(plan: Plan, recipe: Recipe) -> list[str]:
+    """Tell of rules of a recipe that ships that take nothing here, while others do: what such a
+    recipe is named for did not happen. (A pattern of the user's own is an error.)"""
+    taken = {weight.target.name for weight in plan.weights if weight.target is not None}
+    return [
+        f"rule {number} of {safe(recipe.name)} takes nothing of this model: no {rule.scheme} in it"
+        for number, rule in enumerate(recipe.rules[:-1], 1)
+        if rule.scheme and all(pattern.shipped for pattern in rule.match)
+        if taken and rule.scheme not in taken
+    ]
 
 
 def _refused(refused: list[Weight]) -> list[str]:

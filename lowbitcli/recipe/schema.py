@@ -1,9 +1,10 @@
 """The JSON schema of recipe files, with which editors complete and check them as they are written.
 
 What it takes is what `load` takes, but for what needs the checkpoint, other recipes, or the bounds
-of expressions; `load` also takes null where a key is left empty.
+of expressions; `load` also takes null where a key of a rule is left empty.
 """
 
+import itertools
 import re
 from typing import Any
 
@@ -67,7 +68,11 @@ def schema() -> dict[str, Any]:
         "extends": {"type": "string", "minLength": 1},
         "container": {"enum": [AUTO, *(one.name for one in CONTAINERS)], "default": AUTO},
         "consumer": _one_or_more(
-            {"type": "string", "pattern": f"^({'|'.join(map(re.escape, CONSUMERS))})(@v?[\\w.]+)?$"}
+            {
+                "type": "string",
+                "pattern": f"^({'|'.join(map(re.escape, CONSUMERS))})(@v?[\\w.]+)?$",
+            },
+            empty=True,
         ),
         "rules": {"type": "array", "items": {"$ref": "#/$defs/Rule"}},
         "defaults": {
@@ -89,12 +94,14 @@ def schema() -> dict[str, Any]:
     properties |= {key: _patterns() for key in ("keep", "ignore", "exclude")}
     for key, what in WHAT.items():
         properties[key].pop("title", None)
-        properties[key]["description"] = what
+        # A key without a value, whose list was commented out, says nothing.
+        properties[key] = {"anyOf": [properties[key], {"type": "null"}], "description": what}
     result["anyOf"] = [
-        {"required": ["extends"]},
-        {"required": ["rules"], "properties": {"rules": {"minItems": 1}}},
+        {"required": ["extends"], "properties": {"extends": {"type": "string"}}},
+        {"required": ["rules"], "properties": {"rules": {"type": "array", "minItems": 1}}},
     ]
-    result["allOf"] = [_fake()]
+    pairs = itertools.combinations(("keep", "ignore", "exclude"), 2)
+    result["allOf"] = [_fake(), *({"not": _both(pair)} for pair in pairs)]
     return {"$schema": DIALECT, **result, "title": "Recipe of lowbit"}
 
 
@@ -125,6 +132,12 @@ def _rule() -> dict[str, Any]:
         ],
         "allOf": [*_scales(), _static()],
     }
+
+
+def _both(pair: tuple[str, str]) -> dict[str, Any]:
+    """Return what takes recipes that say something under both of two keys."""
+    said = {key: {"not": {"type": "null"}} for key in pair}
+    return {"required": list(pair), "properties": said}
 
 
 def _fake() -> dict[str, Any]:

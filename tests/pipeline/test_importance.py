@@ -9,11 +9,12 @@ import torch
 from lowbit_kernels import importance as arithmetic
 from lowbit_kernels import mx, nvfp4
 from lowbitcli.api import Request, plan_quantize, quantize, verify
+from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.errors import CheckpointError, StoppedError, UsageError
 from lowbitcli.pipeline import memory, write
 from lowbitcli.pipeline.memory import Budget
 from lowbitcli.plan.asked import Asked
-from lowbitcli.plan.importance import Importance
+from lowbitcli.plan.importance import Importance, model_of
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
 from tests.experts import DOWN, INNER, UP, E, H, P, model
@@ -178,3 +179,15 @@ def test_experts_have_their_own(tmp_path, recipe, kind):
         assert torch.equal(data[e], other[f"{P}{e}.down_proj.weight_packed"])
     assert Importance.open(file).key(f"{P}1.up_proj") == (UP, 1)
     assert Importance.open(stats(file, {"another": up})).key(f"{P}1.up_proj") is None
+
+
+@pytest.mark.parametrize("model", ["", "0" * 64, None])
+def test_a_file_that_was_measured_on_other_files_is_told(tmp_path, source, recipe, model):
+    """ "" stands for the digest of the source itself; older files have none."""
+    with Checkpoint.open(source) as checkpoint:
+        digest = model_of(checkpoint) if model == "" else model
+    metadata = METADATA | ({} if digest is None else {"model": digest})
+    file = stats(tmp_path / "s.safetensors", dict.fromkeys(NAMES, exponents(64)), metadata)
+    told = plan_quantize(source, None, Request(recipe=recipe(), importance=file)).notes
+    foreign = "s.safetensors was measured on other files than these"
+    assert any(note.startswith(foreign) for note in told) == (model == "0" * 64)

@@ -47,6 +47,15 @@ def test_mixed_dtypes_are_said_where_transformers_makes_them(tmp_path, scheme, c
     assert ("dtype=bfloat16" in " ".join(notes)) == said
 
 
+@pytest.mark.parametrize("layer", [0, 9])
+def test_a_rule_of_a_recipe_that_ships_and_takes_nothing_is_told(tmp_path, layer):
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    tensors = {f"model.layers.{layer}.self_attn.{x}.weight": weight(64, 64) for x in names}
+    notes = planned(tmp_path, tensors, recipe="mixed-4.5bit").notes
+    told = "rule 1 of mixed-4.5bit takes nothing of this model: no fp8_channel in it"
+    assert (told in notes) == (layer == 0)
+
+
 def test_no_note_where_all_is_well(tmp_path):
     assert planned(tmp_path, {LAYER + "self_attn.o_proj.weight": weight(32, 64)}).notes == ()
 

@@ -55,6 +55,8 @@ nonfinite: keep
 """,
     "schemes with their scale rules": "rules: [{match: a, scheme: mxfp4_even}, "
     "{match: b, scheme: nvfp4_mse, scale: mse, activations: static, activation_scale: 1}]\n",
+    "keys without values": RULE + "keep:\nignore: [a]\nconsumer:\nlayout:\nextends:\n",
+    "no consumer": RULE + "consumer: []\n",
     "fake, with a container and a layout": RULE
     + "fake: true\ncontainer: comfyui\nlayout: {'*.down_proj': in_out}\n",
 }
@@ -84,6 +86,8 @@ MORE = {
     "constant of MXFP8": "rules: [{match: a, scheme: mxfp8, activation_scale: 1}]",
     "constant of zero": "rules: [{match: a, scheme: fp8, activation_scale: 0}]",
     "constant that is kept": "rules: [{match: a, keep: true, activation_scale: 1}]",
+    "kept by two names": RULE + "keep: [a]\nexclude: [b]\n",
+    "neither rules nor extends": "rules:\nextends:\n",
     "negative cache": RULE + "kv_scale: -1",
     "infinite cache": RULE + "kv_scale: 1e999",
     "cache of text": RULE + "kv_scale: one",
