@@ -45,7 +45,12 @@ def duration(seconds: float) -> str:
 
 
 def tolerate() -> None:
-    """Let stdout and stderr write what their encoding cannot hold as escapes, not as an error."""
+    """Let stdout and stderr write what their encoding cannot hold as escapes, not as an error, and
+    lose what they are given where they are closed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowbit_kernels.error import Sums
+from lowbitcli.checkpoint import manifest
 from lowbitcli.checkpoint.reader import Checkpoint
 from lowbitcli.checkpoint.writer import StagedOutput
 from lowbitcli.errors import CheckpointError, StoppedError
@@ -125,9 +126,15 @@ class Ledger:
             if self._promised.get(name, found) != found:
                 raise CheckpointError(
                     f"{safe(name)}: its bytes are not those that lowbit wrote",
-                    hint="lowbit verify says what else is damaged; where it was changed on purpose,"
-                    " leave out lowbit.json, or what its header says of lowbit",
+                    hint=f"lowbit verify says what else is damaged; {self._anew()}",
                 )
+
+    def _anew(self) -> str:
+        """Return what to do where these are no damaged bytes, but others that were saved there."""
+        if self._checkpoint.is_directory:
+            beside = safe(str(self._checkpoint.path / manifest.MANIFEST))
+            return f"where a training saved others in their place, remove {beside}"
+        return "where others were saved in their place, save them without lowbit's metadata"
 
     def tell(self, name: str) -> None:
         """Say how far it is."""

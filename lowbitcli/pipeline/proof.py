@@ -180,8 +180,8 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
 
 def promised(checkpoint: Checkpoint) -> dict[str, str]:
     """Return name -> hash of the tensors that a run wrote into a checkpoint; {} where no manifest
-    tells, or one that was changed. Files whose headers are others were written anew since, by a
-    training for one, and are promised by nobody."""
+    tells, or one that was changed. Files whose headers are others were written anew since, and are
+    promised by nobody; a training may save others under the very same header."""
     try:
         found = manifest.of(checkpoint)
     except CheckpointError:

@@ -11,13 +11,14 @@ from lowbitcli.plan.nouns import Plan
 from lowbitcli.plan.paper import Paper
 from lowbitcli.plan.rules_activations import ACTIVATION_RULES
 from lowbitcli.plan.rules_config import CONFIG_RULES
+from lowbitcli.plan.rules_files import FILE_RULES
 from lowbitcli.plan.rules_names import NAME_RULES
 from lowbitcli.plan.rules_shapes import SHAPE_RULES
 from lowbitcli.plan.source import examine
 from lowbitcli.recipe import Consumer, Recipe
 from lowbitcli.tensors import safe
 
-RULES = (*CONFIG_RULES, *ACTIVATION_RULES, *NAME_RULES, *SHAPE_RULES)
+RULES = (*CONFIG_RULES, *FILE_RULES, *ACTIVATION_RULES, *NAME_RULES, *SHAPE_RULES)
 SHOWN = 3  # reasons of a refusal
 
 

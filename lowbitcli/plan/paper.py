@@ -25,6 +25,7 @@ class Paper(Checkpoint):
         text = plan.documents.get(QUANT_CONFIG)
         self.quant_config = None if text is None else json.loads(text)
         self.files = tuple(file.name for file in plan.files)
+        self.index_name = plan.index_name if plan.index is not None else None
         self.headers, self.metadata = {}, {file.name: _metadata(file.header) for file in plan.files}
         self.tensors = {
             name: StoredTensor(entry.spec, file.name, entry.start, entry.stop)

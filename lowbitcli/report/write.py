@@ -48,10 +48,13 @@ def check_path(path: Path, inputs: Iterable[str | os.PathLike[str]] = ()) -> Pat
         mode = _mode(target)
         if mode is not None and not stat.S_ISREG(mode):
             what = "a directory" if stat.S_ISDIR(mode) else "no file but a device, pipe or socket"
+            what = "a loop of links" if stat.S_ISLNK(mode) else what
             raise OutputError(f"{named} is {what}", hint="name a file for the report")
         if path.suffix.lower() not in SUFFIXES:
             known = ", ".join(SUFFIXES)
             raise UsageError(f"no report can be written to {shown}", hint=f"use {known}")
+        if target.suffix.lower() in SUFFIXES and target.suffix.lower() != path.suffix.lower():
+            raise UsageError(f"{named} has another suffix", hint="name the file that it leads to")
         folder = (target if is_link else path).parent
         if not folder.is_dir():
             raise OutputError(f"{safe(str(folder))} is no directory", hint="make it first")
@@ -76,7 +79,7 @@ def _check_old(target: Path, named: str, inputs: Iterable[str | os.PathLike[str]
                 raise UsageError(message, hint="name another file for the report")
     with target.open("rb") as file:
         head = file.read(BYTES)
-    if not is_report(head):
+    if head and not is_report(head):
         message = f"{named} is there and is no report of lowbit"
         raise UsageError(message, hint="only a report is replaced: name another file")
 

@@ -138,7 +138,7 @@ class _Run:
         self.steps += linted(self.target, self.ours, self.demands.consumers)
         self.steps += [
             scales.shared(self.target, self.ours),
-            scales.scales(self.target, self.looked, self.device, self._tell),
+            scales.scales(self.target, self.looked, self.device, self._tell, self.made.rounded),
             *inputs(self.target, self.ours),
             self._plausible(),
             scales.nan_codes(self.target, self.looked, self.device, self._tell),

@@ -1,6 +1,6 @@
 """What the stored numbers must fulfil by themselves: scales, codes that are NaN, shared scales."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,16 +20,23 @@ from lowbitcli.verify.nouns import FAIL, WARN, Problem, Step
 from lowbitcli.verify.numbers import ends
 from lowbitcli.verify.rows import Rows, UnreadableError
 
+# These follow TransformerEngine, which leaves codes under the scale 0 of a block that underflows.
+UNDERFLOWING = ("four_over_six", "2d")
 FP32_MAX = torch.finfo(torch.float32).max
 
 
 def scales(
-    checkpoint: Checkpoint, target: Source, device: torch.device, tell: Callable[[str, int], None]
+    checkpoint: Checkpoint,
+    target: Source,
+    device: torch.device,
+    tell: Callable[[str, int], None],
+    rounded: Mapping[str, str],
 ) -> Step:
     """Is every stored scale finite and positive?
 
     Byte 0 of an E4M3 or E8M0 scale stands for a block whose codes are all zero. For E8M0 it also
-    is the least scale there is, 2^-127, so that codes which are not zero are only warned of.
+    is the least scale there is, 2^-127, so that codes which are not zero are only warned of; and so
+    they are of what was `rounded` (name -> rule) by a rule of UNDERFLOWING.
     """
     problems: list[Problem] = []
     count = 0
@@ -43,7 +50,7 @@ def scales(
                 continue
             count += part.spec.numel
             try:
-                wrong, largest = _scale(checkpoint, weight, name, part, device)
+                wrong, largest = _scale(checkpoint, weight, name, part, device, rounded)
             except (CheckpointError, UnreadableError) as error:
                 wrong, largest = [Problem("unreadable", weight.name, str(error), part.file)], 0.0
             found += wrong
@@ -53,7 +60,12 @@ def scales(
 
 
 def _scale(
-    checkpoint: Checkpoint, weight: SourceWeight, name: str, part: Part, device: torch.device
+    checkpoint: Checkpoint,
+    weight: SourceWeight,
+    name: str,
+    part: Part,
+    device: torch.device,
+    rounded: Mapping[str, str],
 ) -> tuple[list[Problem], float]:
     """Return what is wrong with a part that holds scales, and the largest of them, where nothing
     is."""
@@ -71,7 +83,8 @@ def _scale(
         bad, zero = _bytes(wanted, stored)
         problems = _told(part, stored, bad, f"{wanted.name} scales are NaN or negative")
         if bool(zero.any()):
-            problems += _zeros(checkpoint, weight, part, zero, device)
+            gentle = wanted is E8M0 or rounded.get(weight.name) in UNDERFLOWING
+            problems += _zeros(checkpoint, weight, part, zero, device, gentle=gentle)
         return problems, _largest(wanted, stored, bad)
     numbers = stored.float()
     bad = ~(torch.isfinite(numbers) & (numbers > 0))
@@ -121,7 +134,13 @@ def _told(part: Part, stored: Tensor, bad: Tensor, what: str) -> list[Problem]:
 
 
 def _zeros(
-    checkpoint: Checkpoint, weight: SourceWeight, part: Part, zero: Tensor, device: torch.device
+    checkpoint: Checkpoint,
+    weight: SourceWeight,
+    part: Part,
+    zero: Tensor,
+    device: torch.device,
+    *,
+    gentle: bool,
 ) -> list[Problem]:
     """Report scales of byte 0 over blocks whose codes are not all zero."""
     scheme = weight.scheme
@@ -144,8 +163,7 @@ def _zeros(
             first = [start + row, block]
     if not count:
         return []
-    gentle = scheme.scale is E8M0
-    meaning = "the least scale there is" if gentle else "a step of zero"
+    meaning = "the least scale there is" if scheme.scale is E8M0 else "a step of zero"
     message = f"{count} scales of byte 0, {meaning}, over codes that are not zero, first at {first}"
     severity = WARN if gentle else FAIL
     return [Problem("scale", part.spec.name, message, part.file, severity)]

@@ -41,7 +41,7 @@ def test_every_report_is_known_by_its_head(reports):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{}", '{"architectures": ["LlamaForCausalLM"], "schema": 1}', '{"schema": 1}',
+        "{}", '{"architectures": ["LlamaForCausalLM"], "schema": 1}', '{"schema": 1}',
         '{"lowbit": 1, "version": "0.1.0"}', '{"weight_map": {}}', "# A model\n\n# lowbit verify: ",
         '<!doctype html>\n<p class="brand">other</p>', '{"source": "x", "container": "y"}',
     ],
@@ -55,6 +55,21 @@ def test_what_is_no_report_stays(tmp_path, suffix, text):
             do()
         assert str(path) in caught.value.message and "name another file" in caught.value.hint
     assert path.read_text() == text and os.listdir(tmp_path) == [path.name]
+
+
+def test_an_empty_file_is_nothing_to_lose(tmp_path):
+    path = tmp_path / "made-by-mktemp.json"
+    path.touch()
+    report.write(found(), path)
+    assert json.loads(path.read_text())["passed"] == found().passed
+
+
+def test_a_link_to_a_file_of_another_form_is_refused(tmp_path, reports):
+    (tmp_path / "a.json").write_text(document(found()))
+    (tmp_path / "a.html").symlink_to("a.json")
+    with pytest.raises(UsageError, match="has another suffix"):
+        report.write(found(), tmp_path / "a.html")
+    assert (tmp_path / "a.json").read_text() == document(found())
 
 
 def test_files_of_a_checkpoint_are_no_reports_and_stay(tmp_path):

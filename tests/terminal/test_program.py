@@ -84,6 +84,17 @@ def test_a_full_disk_behind_standard_output_is_an_error():
     assert (done.returncode, done.stderr) == (5, "error: stdout: No space left on device\n")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_loses_what_it_is_given(closed):
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m lowbitcli inspect model {closed}'],
+        capture_output=True,
+        env=BUFFERED,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_of_commands_options_and_schemes(shell):
     """Ask as the shells' scripts ask: bash and zsh give words in variables."""

@@ -52,6 +52,31 @@ def test_all_that_is_made_comes_out_again(source, tmp_path, scheme, rule):
     assert told(found) == [] and f"6 {AGAIN}" in note(found)
 
 
+@pytest.mark.parametrize(("scheme", "rule"), EVERY)
+def test_nothing_is_held_to_what_it_was_not_rounded_from(source, tmp_path, scheme, rule):
+    """Itself, and what it was dequantized to: other scales than those that are stored come out."""
+    out = made_by(source, tmp_path, scheme, rule)
+    back = api.dequantize(out, tmp_path / "back", device="cpu").output
+    for against in (out, back):
+        found = api.verify(out, against=against, device="cpu")
+        assert told(found) == [] and AGAIN not in note(found), against
+    assert api.verify(back, against=out, device="cpu").passed
+
+
+@pytest.mark.parametrize("rule", ["2d", "four_over_six"])
+def test_codes_under_a_scale_of_zero_are_warned_of_where_the_rule_leaves_them(tmp_path, rule):
+    w = weight(64, 64).float()
+    w[:, 16:32] *= 1e-6
+    source = single(tmp_path / "source", {f"{LAYER}mlp.down_proj.weight": w.bfloat16()})
+    out = made_by(source, tmp_path, "nvfp4", rule)
+    for against in (None, source):
+        found = api.verify(out, against=against, device="cpu")
+        assert {one.severity for one in found.problems} == {"warn"}
+        assert "a step of zero, over codes that are not zero" in found.problems[0].message
+    (out / "lowbit.json").unlink()
+    assert not api.verify(out, device="cpu").passed
+
+
 OTHERWISE = [
     ("fp8_tensor", "compressed-tensors"),
     ("nvfp4", "compressed-tensors"),

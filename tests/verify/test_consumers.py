@@ -1,6 +1,7 @@
 """What a consumer would not load, or would make other numbers of, planted in outputs that it loads:
 each is found by its own message, and nothing is found in what is right."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from lowbitcli import api
 from lowbitcli.containers.reading import OK, READS
-from lowbitcli.errors import UnsupportedError, UsageError
+from lowbitcli.errors import RecipeError, UnsupportedError, UsageError
 from lowbitcli.verify import CONSUMERS, FAIL
 from tests import checkpoints
 from tests.checkpoints import LAYER, single, weight
@@ -276,3 +277,18 @@ def test_of_a_pipeline_each_component_is_asked(tmp_path):
     assert found.file == "transformer/model.safetensors"
     with pytest.raises(UnsupportedError, match="not fixed as a whole"):
         api.verify(tmp_path / "out", device="cpu", fix=tmp_path / "new")
+
+
+def test_transformers_opens_the_file_that_the_config_names(tmp_path):
+    tensors = {f"{LAYER}mlp.down_proj.weight": weight(64, 64)}
+    source = single(tmp_path / "m", tensors)
+    (source / "model.safetensors").rename(source / "model.fp16.safetensors")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("extends: fp8\nconsumer: transformers\n")
+    with pytest.raises(RecipeError, match=r"neither model\.safetensors nor"):
+        api.plan_quantize(source, None, api.Request(recipe=recipe))
+    said = json.loads((source / "config.json").read_text())
+    said["transformers_weights"] = "model.fp16.safetensors"
+    (source / "config.json").write_text(json.dumps(said))
+    out = api.quantize(source, tmp_path / "out", api.Request(recipe=recipe), device="cpu").output
+    assert api.verify(out, device="cpu", consumers=["transformers"]).passed
